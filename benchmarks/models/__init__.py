@@ -1,0 +1,31 @@
+"""Whole training steps to plan, each in the idiom of its own library.
+
+`build("gpt2")` is small enough for a laptop, `build("gpt2", "paper")` has the published
+size. With a `policy` every block is under `jax.checkpoint`, as one writes it by hand;
+the mathematics and the random bits are those of the step without it.
+"""
+
+from . import equinox_transformer, gpt2, resnet50, vit
+from .training_step import POLICIES as POLICIES
+from .training_step import TrainingStep as TrainingStep
+
+_BUILDERS = {
+    "gpt2": gpt2.build,
+    "resnet50": resnet50.build,
+    "vit": vit.build,
+    "equinox_transformer": equinox_transformer.build,
+}
+MODELS = tuple(_BUILDERS)
+
+
+def build(name: str, size: str = "small", policy: str | None = None) -> TrainingStep:
+    """Returns the training step `name`, one of `MODELS`.
+
+    Args:
+      name: one of `MODELS`.
+      size: "small" (seconds a step on two cores) or "paper" (the published size).
+      policy: None, or one of `POLICIES` for `jax.checkpoint` around every block.
+    """
+    if name not in _BUILDERS:
+        raise ValueError(f"model {name!r} is not one of {', '.join(MODELS)}")
+    return _BUILDERS[name](size, policy)

@@ -1,0 +1,135 @@
+"""GPT-2 in flax.linen: dropout everywhere, tied embedding, AdamW with clipping.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019). "paper" is
+its smallest model, with bfloat16 activations and float32 parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from .training_step import TrainingStep, checkpoint_policy
+
+
+@dataclass(frozen=True)
+class Config:
+    layers: int
+    width: int
+    heads: int
+    length: int
+    batch: int
+    vocabulary: int
+    dtype: Any = jnp.float32
+    dropout: float = 0.1
+
+
+SIZES = {
+    "small": Config(4, 256, 4, 256, 8, 2048),
+    "paper": Config(12, 768, 12, 1024, 16, 50257, jnp.bfloat16),
+}
+
+
+class State(NamedTuple):
+    params: Any
+    opt_state: Any
+    key: jax.Array
+
+
+class Attention(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        c = self.config
+        head_width = c.width // c.heads
+        qkv = nn.Dense(3 * c.width, dtype=c.dtype, name="qkv")(x)
+        q, k, v = jnp.split(qkv.reshape(*x.shape[:2], c.heads, -1), 3, axis=-1)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * head_width**-0.5
+        causal = jnp.tril(jnp.ones(scores.shape[-2:], dtype=bool))
+        scores = jnp.where(causal, scores.astype(jnp.float32), -1e9)
+        probabilities = jax.nn.softmax(scores).astype(c.dtype)
+        probabilities = nn.Dropout(c.dropout, deterministic=False)(probabilities)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v).reshape(x.shape)
+        return nn.Dense(c.width, dtype=c.dtype, name="out")(mixed)
+
+
+class Mlp(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        c = self.config
+        x = jax.nn.gelu(nn.Dense(4 * c.width, dtype=c.dtype, name="up")(x))
+        return nn.Dense(c.width, dtype=c.dtype, name="down")(x)
+
+
+class Block(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        c = self.config
+        for name, layer in (("attention", Attention), ("mlp", Mlp)):
+            y = nn.LayerNorm(dtype=c.dtype, name=f"{name}_norm")(x)
+            y = layer(c, name=name)(y)
+            x = x + nn.Dropout(c.dropout, deterministic=False)(y)
+        return x
+
+
+class Gpt2(nn.Module):
+    config: Config
+    policy: str | None = None
+
+    @nn.compact
+    def __call__(self, tokens):
+        c = self.config
+        embed = nn.Embed(c.vocabulary, c.width, dtype=c.dtype, name="tokens")
+        positions = nn.Embed(c.length, c.width, dtype=c.dtype, name="positions")
+        x = embed(tokens) + positions(jnp.arange(c.length))
+        x = nn.Dropout(c.dropout, deterministic=False)(x)
+        block = Block
+        if self.policy is not None:
+            block = nn.remat(Block, policy=checkpoint_policy(self.policy))
+        for i in range(c.layers):
+            x = block(c, name=f"block_{i}")(x)
+        return embed.attend(nn.LayerNorm(dtype=c.dtype, name="norm")(x))
+
+
+def build(size: str = "small", policy: str | None = None) -> TrainingStep:
+    config = SIZES[size]
+    model = Gpt2(config, policy)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b2=0.95, weight_decay=0.1)
+    )
+
+    def loss_fn(params, batch, key):
+        logits = model.apply({"params": params}, batch["tokens"], rngs={"dropout": key})
+        logits = logits.astype(jnp.float32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits, batch["targets"]
+        )
+        return losses.mean()
+
+    def step(state, batch):
+        key, dropout_key = jax.random.split(state.key)
+        loss, grads = jax.value_and_grad(loss_fn)(state.params, batch, dropout_key)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": loss, "gradient_norm": optax.global_norm(grads)}
+        return State(params, opt_state, key), metrics
+
+    @jax.jit
+    def make_args():
+        init_key, dropout_key, batch_key = jax.random.split(jax.random.key(0), 3)
+        shape = (config.batch, config.length + 1)
+        text = jax.random.randint(batch_key, shape, 0, config.vocabulary)
+        batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        rngs = {"params": init_key, "dropout": dropout_key}
+        params = model.init(rngs, batch["tokens"])["params"]
+        return State(params, optimizer.init(params), dropout_key), batch
+
+    return TrainingStep("gpt2", size, step, make_args)

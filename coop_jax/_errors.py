@@ -1,0 +1,92 @@
+"""The one error a user may want to catch: the budget cannot be met. Imports no JAX."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ._budget import format_bytes
+
+_MOST_LISTED = 10
+
+_GENERAL_ADVICE = (
+    "Donate the state (`donate_argnums`), so that its bytes are not held twice.",
+    "Make the batch smaller, or accumulate gradients over smaller ones.",
+)
+
+
+class LiveBuffer(NamedTuple):
+    """A buffer that is alive where a program uses the most memory.
+
+    Attributes:
+      name: the operation that writes it.
+      size: bytes.
+      source: `file:line` of the user's code, or "" if unknown.
+    """
+
+    name: str
+    size: int
+    source: str = ""
+
+
+class BudgetError(ValueError):
+    """A step cannot be brought within its budget.
+
+    Attributes:
+      budget: bytes that were asked for.
+      floor: smallest bytes that any program tried came to, or None if none was tried.
+      buffers: what is alive at that program's peak, largest first.
+      advice: sentences on what would help, beside the usual ones.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        floor: int | None = None,
+        buffers: Sequence[tuple[str, int, str]] = (),
+        advice: Sequence[str] = (),
+    ) -> None:
+        self.budget = budget
+        self.floor = floor
+        live = [LiveBuffer(*buffer) for buffer in buffers]
+        self.buffers = tuple(sorted(live, key=lambda buffer: -buffer.size))
+        self.advice = tuple(advice)
+        parts = [_headline(budget, floor), _listing(self.buffers)]
+        parts.append(_advice_text(floor, self.advice))
+        super().__init__("\n".join(part for part in parts if part))
+
+    def __reduce__(self):
+        # An exception is otherwise rebuilt from its message alone.
+        return BudgetError, (self.budget, self.floor, self.buffers, self.advice)
+
+
+def _headline(budget: int, floor: int | None) -> str:
+    asked = f"`coop_jax.remat` cannot run this step in {_exact(budget)}"
+    if floor is None:
+        return f"{asked}: no program of that size was found."
+    return f"{asked}: the smallest program it found takes {_exact(floor)}."
+
+
+def _listing(buffers: tuple[LiveBuffer, ...]) -> str:
+    if not buffers:
+        return ""
+    lines = ["Largest buffers alive at its peak:"]
+    for buffer in buffers[:_MOST_LISTED]:
+        size = format_bytes(buffer.size)
+        lines.append(f"  {size:>10}  {buffer.name}  {buffer.source}".rstrip())
+    rest = buffers[_MOST_LISTED:]
+    if rest:
+        size = format_bytes(sum(buffer.size for buffer in rest))
+        lines.append(f"  {size:>10}  in {len(rest)} smaller ones")
+    return "\n".join(lines)
+
+
+def _advice_text(floor: int | None, advice: tuple[str, ...]) -> str:
+    if floor is None:
+        first = 'Raise `budget`, or pass `budget="min"` for the smallest reachable.'
+    else:
+        first = f"Raise `budget` to at least {floor:,} bytes."
+    lines = [f"  - {line}" for line in (first, *advice, *_GENERAL_ADVICE)]
+    return "\n".join(["What would help:", *lines])
+
+
+def _exact(size: int) -> str:
+    return f"{size:,} bytes ({format_bytes(size)})"
