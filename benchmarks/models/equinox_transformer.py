@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .training_step import TrainingStep, checkpoint_policy
+from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Transformer(eqx.Module):
 
 def build(size: str = "small", policy: str | None = None) -> TrainingStep:
     config = SIZES[size]
-    optimizer = optax.adam(3e-4)
+    optimizer = optax.adam(3e-4, eps=ADAM_EPSILON)
 
     def loss_fn(model, batch):
         model = jax.tree.map(lambda weight: weight.astype(jnp.bfloat16), model)
@@ -150,7 +150,7 @@ def build(size: str = "small", policy: str | None = None) -> TrainingStep:
         model_key, batch_key = jax.random.split(jax.random.key(0))
         shape = (config.batch, config.length + 1)
         text = jax.random.randint(batch_key, shape, 0, config.vocabulary)
-        model = Transformer(config, model_key)
+        model: Any = Transformer(config, model_key)
         batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}
         return State(model, optimizer.init(model)), batch
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .training_step import TrainingStep, checkpoint_policy
+from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,16 @@ def build(size: str = "small", policy: str | None = None) -> TrainingStep:
     config = SIZES[size]
     model = Gpt2(config, policy)
     optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(3e-4, b2=0.95, weight_decay=0.1)
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(3e-4, b2=0.95, eps=ADAM_EPSILON, weight_decay=0.1),
     )
 
     def loss_fn(params, batch, key):
-        logits = model.apply({"params": params}, batch["tokens"], rngs={"dropout": key})
-        logits = logits.astype(jnp.float32)
+        logits: Any = model.apply(
+            {"params": params}, batch["tokens"], rngs={"dropout": key}
+        )
         losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits, batch["targets"]
+            logits.astype(jnp.float32), batch["targets"]
         )
         return losses.mean()
 
@@ -119,7 +121,7 @@ def build(size: str = "small", policy: str | None = None) -> TrainingStep:
         loss, grads = jax.value_and_grad(loss_fn)(state.params, batch, dropout_key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
         return State(params, opt_state, key), metrics
 
     @jax.jit

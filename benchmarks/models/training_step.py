@@ -7,6 +7,11 @@ import jax
 
 POLICIES = ("nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable")
 
+# As in LLaMA. With 1e-8 Adam's first update of a weight whose gradient is zero but for
+# rounding, such as an attention key's bias, is plus or minus the learning rate by
+# chance, and the new state could not be compared with a reference.
+ADAM_EPSILON = 1e-5
+
 
 @dataclass(frozen=True)
 class TrainingStep:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from .training_step import TrainingStep, checkpoint_policy
+from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ViT(nnx.Module):
 
 def build(size: str = "small", policy: str | None = None) -> TrainingStep:
     config = SIZES[size]
-    optimizer = optax.adamw(1e-3, weight_decay=0.05)
+    optimizer = optax.adamw(1e-3, eps=ADAM_EPSILON, weight_decay=0.05)
     graph = nnx.graphdef(nnx.eval_shape(lambda: ViT(config, nnx.Rngs(0))))
 
     def loss_fn(params, batch, key):

@@ -1,0 +1,221 @@
+"""Reads what XLA did: the optimized HLO module and its buffer assignment.
+
+jaxlib hands both over as serialized protocol buffers and ships no classes for them. The
+few fields needed here are declared below, by the numbers of openxla/xla's
+`xla/service/hlo.proto` and `xla/xla_data.proto`; unknown fields are skipped by the
+format itself.
+"""
+
+import functools
+import pathlib
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "int64": _FIELD.TYPE_INT64,
+    "int32": _FIELD.TYPE_INT32,
+    "bool": _FIELD.TYPE_BOOL,
+    "string": _FIELD.TYPE_STRING,
+}
+_SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
+    "OpMetadata": {"op_name": (2, "string")},
+    "Instruction": {
+        "name": (1, "string"),
+        "opcode": (2, "string"),
+        "metadata": (7, "OpMetadata"),
+        "id": (35, "int64"),
+        "operand_ids": (36, "int64*"),
+        "called_computation_ids": (38, "int64*"),
+    },
+    "Computation": {
+        "instructions": (2, "Instruction*"),
+        "id": (5, "int64"),
+        "root_id": (6, "int64"),
+    },
+    "HloModule": {"computations": (3, "Computation*")},
+    "DefinedAt": {"shape_index": (3, "int64*"), "instruction_id": (4, "int64")},
+    "LogicalBuffer": {
+        "id": (1, "int64"),
+        "size": (2, "int64"),
+        "defined_at": (3, "DefinedAt"),
+    },
+    "Assigned": {
+        "logical_buffer_id": (1, "int64"),
+        "offset": (2, "int64"),
+        "size": (3, "int64"),
+    },
+    "Allocation": {
+        "index": (1, "int64"),
+        "size": (2, "int64"),
+        "is_thread_local": (3, "bool"),
+        "is_parameter": (5, "bool"),
+        "maybe_live_out": (7, "bool"),
+        "assigned": (9, "Assigned*"),
+        "is_tuple": (11, "bool"),
+        "is_constant": (12, "bool"),
+    },
+    "BufferAssignment": {
+        "logical_buffers": (1, "LogicalBuffer*"),
+        "allocations": (3, "Allocation*"),
+    },
+    "Hlo": {"module": (1, "HloModule"), "buffer_assignment": (3, "BufferAssignment")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBuffer:
+    """Bytes that XLA assigned to the result of one instruction.
+
+    Attributes:
+      op_name: name scopes of the equation behind the instruction.
+      opcode: HLO opcode.
+      size: bytes.
+      allocation: number of the allocation it lies in.
+      offset: bytes from the allocation's start.
+      is_temporary: in the temporary block, neither argument nor output.
+    """
+
+    op_name: str
+    opcode: str
+    size: int
+    allocation: int
+    offset: int
+    is_temporary: bool
+
+
+def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
+    """All buffers of a compiled program that some instruction writes.
+
+    Args:
+      compiled: `jax.stages.Compiled`.
+      dump: directory of `dump_options`, for backends that keep the assignment to
+        themselves (GPU).
+    """
+    module, assignment = _module_and_assignment(compiled, dump)
+    instructions = {i.id: i for c in module.computations for i in c.instructions}
+    names = _Names(module, instructions)
+    logical = {b.id: b for b in assignment.logical_buffers}
+    found = []
+    for allocation in assignment.allocations:
+        if allocation.is_constant or allocation.is_tuple or allocation.is_thread_local:
+            continue
+        is_temporary = not (allocation.is_parameter or allocation.maybe_live_out)
+        for part in allocation.assigned:
+            defined = logical[part.logical_buffer_id].defined_at
+            instruction = instructions.get(defined.instruction_id)
+            if instruction is None or instruction.opcode == "parameter":
+                continue
+            found.append(
+                OwnedBuffer(
+                    names.of(instruction, list(defined.shape_index)),
+                    instruction.opcode,
+                    part.size,
+                    allocation.index,
+                    part.offset,
+                    is_temporary,
+                )
+            )
+    return found
+
+
+def dump_options(directory: str) -> dict[str, Any]:
+    """Compiler options that make XLA write its final module and assignment."""
+    return {"xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
+
+
+def needs_dump(platform: str) -> bool:
+    """Whether `owned_buffers` needs a dump on this platform."""
+    return platform != "cpu"
+
+
+def dump_directory() -> tempfile.TemporaryDirectory:
+    """A directory for one dump, removed after use."""
+    return tempfile.TemporaryDirectory(prefix="coop_jax_hlo_")
+
+
+class _Names:
+    """Finds the name scopes of an instruction's result."""
+
+    def __init__(self, module: Any, instructions: dict[int, Any]) -> None:
+        self._instructions = instructions
+        self._roots = {c.id: c.root_id for c in module.computations}
+
+    def of(self, instruction: Any, shape_index: list[int]) -> str:
+        """A fusion is named after what computes this result inside it."""
+        own = instruction.metadata.op_name
+        if instruction.opcode != "fusion":
+            return own or self._of_operand(instruction)
+        root = self._instructions[self._roots[instruction.called_computation_ids[0]]]
+        if shape_index and root.opcode == "tuple":
+            root = self._instructions[root.operand_ids[shape_index[0]]]
+        return root.metadata.op_name or self._of_operand(root) or own
+
+    def _of_operand(self, instruction: Any) -> str:
+        """Copies, bitcasts and the like carry the name of what they copy."""
+        for _ in range(8):
+            if not instruction.operand_ids:
+                break
+            instruction = self._instructions[instruction.operand_ids[0]]
+            if instruction.metadata.op_name:
+                return instruction.metadata.op_name
+        return ""
+
+
+def _module_and_assignment(compiled: Any, dump: str | None) -> tuple[Any, Any]:
+    if dump is not None:
+        paths = list(pathlib.Path(dump).glob("*after_optimizations.hlo.pb"))
+        if not paths:
+            raise RuntimeError(
+                f"XLA wrote no optimized module to {dump!r}; `coop_jax` reads its buffer "
+                "assignment there. Is `xla_dump_to` overridden in XLA_FLAGS?"
+            )
+        largest = max(paths, key=lambda path: path.stat().st_size)
+        hlo = _parse("Hlo", largest.read_bytes())
+        return hlo.module, hlo.buffer_assignment
+    analysis = compiled.memory_analysis()
+    module = compiled.runtime_executable().hlo_modules()[0]
+    return (
+        _parse("HloModule", module.as_serialized_hlo_module_proto()),
+        _parse("BufferAssignment", analysis.serialized_buffer_assignment_proto),
+    )
+
+
+def _parse(message: str, serialized: bytes) -> Any:
+    parsed = _message_class(message)()
+    parsed.ParseFromString(serialized)
+    return parsed
+
+
+@functools.cache
+def _message_class(name: str) -> Any:
+    return message_factory.GetMessageClass(
+        _pool().FindMessageTypeByName(f"coop_jax.{name}")
+    )
+
+
+@functools.cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="coop_jax/hlo.proto", package="coop_jax", syntax="proto3"
+    )
+    for message, fields in _SCHEMA.items():
+        descriptor = file.message_type.add(name=message)
+        for name, (number, kind) in fields.items():
+            field = descriptor.field.add(name=name, number=number)
+            is_repeated = kind.endswith("*")
+            field.label = (
+                _FIELD.LABEL_REPEATED if is_repeated else _FIELD.LABEL_OPTIONAL
+            )
+            kind = kind.rstrip("*")
+            if kind in _SCALARS:
+                field.type = _SCALARS[kind]
+            else:
+                field.type = _FIELD.TYPE_MESSAGE
+                field.type_name = f".coop_jax.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return pool
