@@ -1,0 +1,14 @@
+"""Runs a whole JAX training step within a memory budget that XLA confirms.
+
+    step = coop_jax.remat(train_step, budget="12GiB", donate_argnums=0)
+    state, loss = step(state, batch)
+    print(step.plan(state, batch))
+"""
+
+from ._errors import BudgetError as BudgetError
+from ._measure import MemoryUse as MemoryUse
+from ._plan import Plan as Plan
+from ._remat import Rematerialized as Rematerialized
+from ._remat import remat as remat
+
+__version__ = "0.1.0"

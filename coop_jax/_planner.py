@@ -87,6 +87,30 @@ def plan(problem: Problem, pool: int, effort: Effort | None = None) -> Planned:
     return search.result(fits)
 
 
+def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
+    """Plans for the smallest pool that can be reached.
+
+    The pool shrinks step by step, each plan starting from the last one; where that ends,
+    the last plan that fitted is planned again from scratch.
+    """
+    effort = effort or Effort()
+    state = Retention(problem)
+    search = _Search(state, state.peak())
+    best, best_peak = state.snapshot(), state.peak()
+    shrink = 0.9
+    while shrink < 0.995:
+        search.pool = int(best_peak * shrink)
+        if search.relieve():
+            search.trim()
+            best, best_peak = state.snapshot(), state.peak()
+        else:
+            state.restore(best)
+            shrink = shrink**0.5
+    state.restore(best)
+    again = plan(problem, best_peak, effort)
+    return again if again.fits else search.result(fits=True)
+
+
 class _Relief:
     """How much excess a value of some size adds or takes away over a stretch."""
 

@@ -17,6 +17,7 @@ JAX_FREE = (
     "_arena",
     "_online",
     "_planner",
+    "_retention",
     "_buffer_assignment",
     "_validate",
     "_budget",

@@ -1,0 +1,124 @@
+"""A traced step as a function of flat arguments, and its compilation."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from ._hlo import (
+    OwnedBuffer,
+    dump_directory,
+    dump_options,
+    needs_dump,
+    owned_buffers,
+)
+from ._trace import Program, flatten
+
+_PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatStep:
+    """One traced step, ready to be compiled in any rewriting.
+
+    Attributes:
+      traced: what `jax.jit(step).trace(*args)` gave.
+      program: its equations.
+      leaves: the dynamic arguments, as arrays or `ShapeDtypeStruct`s.
+      platform: "cpu", "gpu" or "tpu", where it will run.
+      jit_options: shardings of a partitioned step; empty for a single device.
+    """
+
+    traced: Any
+    program: Program
+    leaves: tuple[Any, ...]
+    platform: str
+    jit_options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of donated leaves."""
+        return tuple(i for i, gone in enumerate(self.program.donated) if gone)
+
+    def jit(self, function: Callable[..., list[Any]]) -> Any:
+        """`function` of the flat arguments under jit, donating as the step does."""
+        return jax.jit(function, donate_argnums=self.donated, **self.jit_options)
+
+    def compile(self, function: Callable[..., list[Any]]) -> Any:
+        """Compiles `function` for the step's own arguments."""
+        return self.jit(function).lower(*self.leaves).compile()
+
+    def compile_with_buffers(
+        self, function: Callable[..., list[Any]]
+    ) -> tuple[Any, list[OwnedBuffer]]:
+        """Compiles and returns XLA's buffers too."""
+        lowered = self.jit(function).lower(*self.leaves)
+        if not needs_dump(self.platform):
+            compiled = lowered.compile()
+            return compiled, owned_buffers(compiled)
+        with dump_directory() as directory:
+            compiled = lowered.compile(compiler_options=dump_options(directory))
+            return compiled, owned_buffers(compiled, directory)
+
+
+def flat_step(traced: Any, leaves: Sequence[Any]) -> FlatStep:
+    """Flattens a traced step.
+
+    Args:
+      traced: `jax.stages.Traced`.
+      leaves: its dynamic arguments, flat.
+    """
+    donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
+    program = flatten(traced.jaxpr, donated)
+    abstract = tuple(_abstract(leaf) for leaf in leaves)
+    return FlatStep(
+        traced, program, abstract, _platform(leaves), _sharding_options(traced)
+    )
+
+
+def _abstract(leaf: Any) -> Any:
+    """The leaf without its data, so that a plan keeps no arrays alive."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    committed = getattr(leaf, "committed", False)
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        sharding=leaf.sharding if committed else None,
+        weak_type=getattr(aval, "weak_type", False),
+    )
+
+
+def _platform(leaves: Sequence[Any]) -> str:
+    platform = jax.default_backend()
+    default = jax.config.jax_default_device
+    if default is not None:
+        platform = getattr(default, "platform", default)
+    for leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None and not isinstance(leaf, jax.core.Tracer):
+            platform = next(iter(sharding.device_set)).platform
+            break
+    return "gpu" if platform in ("cuda", "rocm") else str(platform)
+
+
+def _sharding_options(traced: Any) -> dict[str, Any]:
+    """Shardings of a step partitioned over several devices, as XLA settled them.
+
+    They are only known from the compiled step, so a partitioned step is compiled once
+    more; a step on one device is not.
+    """
+    if jax.device_count() == 1:
+        return {}
+    lowered = traced.lower()
+    partitions = _PARTITIONS.search(lowered.as_text())
+    if partitions is None or int(partitions.group(1)) == 1:
+        return {}
+    compiled = lowered.compile()
+    return {
+        "in_shardings": tuple(jax.tree.leaves(compiled.input_shardings)),
+        "out_shardings": jax.tree.leaves(compiled.output_shardings),
+    }

@@ -1,0 +1,258 @@
+"""`coop_jax.remat`: the function users call."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+
+from ._budget import Budget, BudgetLike, parse_budget
+from ._compile import FlatStep, flat_step
+from ._plan import Plan
+from ._planner import Effort
+from ._policies import PLANNERS
+from ._solve import Candidate, Workbench
+
+type ArgSpec = int | Sequence[int]
+type NameSpec = str | Sequence[str]
+
+
+@overload
+def remat(fun: Callable, budget: BudgetLike = ..., **options: Any) -> "Rematerialized": ...
+@overload
+def remat(
+    *, budget: BudgetLike = ..., **options: Any
+) -> Callable[[Callable], "Rematerialized"]: ...
+def remat(
+    fun: Callable | None = None,
+    budget: BudgetLike = None,
+    *,
+    policy: str = "coop",
+    time_limit: float = 20.0,
+    **jit_options: Any,
+) -> Any:
+    """Makes a training step fit a memory budget.
+
+    The whole step is traced (forward, backward, optimizer), compiled once as it is, and,
+    if it is over the budget, rewritten: values are computed later, or dropped and
+    computed again, in an order that XLA is made to follow. The program that comes back
+    is compiled and measured before it is used. Results are those of the step; random
+    bits are identical; effects happen once and in order.
+
+    Args:
+      fun: the training step: a plain function, or one already under `jax.jit`, whose
+        donation, static arguments and shardings are kept. Without it, returns a
+        decorator.
+      budget: bytes per device for arguments, outputs and temporaries together, as XLA's
+        `memory_analysis()` gives them (`argument + output - alias + temp`): an int,
+        `"12GiB"` or `"800MB"`, a float in (0, 1] as a share of what the step takes as
+        written, `"min"` for the smallest reachable, or None for the device's own limit
+        less 5 %.
+      policy: the planner; `"coop"` unless you compare planners.
+      time_limit: seconds of refinement per plan, at most.
+      **jit_options: for a plain function, what `jax.jit` takes: `donate_argnums`,
+        `donate_argnames`, `static_argnums`, `static_argnames`, `in_shardings`,
+        `out_shardings`.
+
+    Returns:
+      A `Rematerialized` function, called like the step. It plans once per set of shapes.
+
+    Raises:
+      ValueError: the budget is not one (at once, not at the first call).
+      BudgetError: at planning, if no program that small was found.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, coop_jax
+      >>> def step(w, x):
+      ...     loss, grad = jax.value_and_grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+      ...     return w - 0.1 * grad, loss
+      >>> step = coop_jax.remat(step, budget="1GiB", donate_argnums=0)
+      >>> w, loss = step(jnp.ones((8, 8)), jnp.ones((4, 8)))
+    """
+    asked = parse_budget(budget)
+    if policy not in PLANNERS:
+        known = ", ".join(map(repr, PLANNERS))
+        raise ValueError(f"policy {policy!r} is not one of {known}.")
+    if fun is None:
+        return lambda fun: remat(
+            fun, budget, policy=policy, time_limit=time_limit, **jit_options
+        )
+    if not callable(fun):
+        raise TypeError(
+            f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
+            "`coop_jax.remat(train_step, budget)`."
+        )
+    if not isinstance(fun, jax.stages.Wrapped):
+        jitted: Any = jax.jit(fun, **jit_options)
+    elif jit_options:
+        raise TypeError(
+            f"{', '.join(jit_options)}: `{getattr(fun, '__name__', 'the step')}` is "
+            "already under `jax.jit`, whose options are kept; give them there."
+        )
+    else:
+        jitted = fun
+    return Rematerialized(jitted, asked, policy, Effort(time_limit=time_limit))
+
+
+class Rematerialized:
+    """A training step under a memory budget; made by `coop_jax.remat`."""
+
+    def __init__(self, jitted: Any, budget: Budget, policy: str, effort: Effort):
+        self._jitted = jitted
+        self._budget = budget
+        self._policy = policy
+        self._effort = effort
+        self._fitted: dict[Any, _Fitted] = {}
+        functools.update_wrapper(self, jitted)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step; plans first if these shapes are new."""
+        traced, leaves = self._trace(args, kwargs)
+        fitted = self._fit(traced, leaves)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            flat = fitted.workbench.step.jit(fitted.candidate.function)(*leaves)
+        else:
+            flat = fitted.candidate.compiled(*leaves)
+        return jax.tree.unflatten(traced.out_tree, flat)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plans for these arguments (arrays or `ShapeDtypeStruct`s) without running.
+
+        Raises:
+          BudgetError: no program within the budget was found.
+        """
+        return self._fit(*self._trace(args, kwargs)).plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Plans, and lowers the planned step as `jax.jit(step).lower` would."""
+        traced, leaves = self._trace(args, kwargs)
+        fitted = self._fit(traced, leaves)
+        return fitted.lower(args, kwargs, traced)
+
+    def _trace(self, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
+        traced = self._jitted.trace(*args, **kwargs)
+        return traced, _dynamic_leaves(traced, args, kwargs)
+
+    def _fit(self, traced: Any, leaves: list[Any]) -> "_Fitted":
+        key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
+        if key not in self._fitted:
+            step = flat_step(traced, leaves)
+            bench = Workbench(step, PLANNERS[self._policy], self._policy)
+            limit = _device_limit(step)
+            budget = self._budget.resolve(bench.unplanned.total, limit)
+            if budget is None:
+                candidate = bench.floor(self._effort)
+            else:
+                candidate = bench.fit(budget, self._effort)
+            plan = bench.describe(candidate, budget)
+            self._fitted[key] = _Fitted(bench, candidate, plan)
+        return self._fitted[key]
+
+
+class _Fitted:
+    """The outcome for one set of shapes."""
+
+    def __init__(self, workbench: Workbench, candidate: Candidate, plan: Plan):
+        self.workbench = workbench
+        self.candidate = candidate
+        self.plan = plan
+
+    def lower(self, args: tuple, kwargs: dict, traced: Any) -> jax.stages.Lowered:
+        """Lowers under the step's own signature, static arguments left out."""
+        step, function = self.workbench.step, self.candidate.function
+
+        def planned(*dynamic: Any, **named: Any) -> Any:
+            flat = function(*jax.tree.leaves((dynamic, named)))
+            return jax.tree.unflatten(traced.out_tree, flat)
+
+        structs = jax.tree.unflatten(traced.in_tree, step.leaves)
+        return _jit_like(planned, traced, step).lower(*structs[0], **structs[1])
+
+
+def _jit_like(planned: Callable, traced: Any, step: FlatStep) -> Any:
+    """Jit that donates the same leaves, when they make up whole arguments."""
+    positional, named = traced.args_info
+    donated = tuple(
+        i
+        for i, info in enumerate(positional)
+        if jax.tree.leaves(info) and all(x.donated for x in jax.tree.leaves(info))
+    )
+    names = tuple(
+        name
+        for name, info in named.items()
+        if jax.tree.leaves(info) and all(x.donated for x in jax.tree.leaves(info))
+    )
+    options: dict[str, Any] = {}
+    if step.jit_options:
+        shardings = list(step.jit_options["in_shardings"])
+        tree = jax.tree.unflatten(traced.in_tree, shardings)
+        options = {
+            "in_shardings": tree[0],
+            "out_shardings": jax.tree.unflatten(
+                traced.out_tree, step.jit_options["out_shardings"]
+            ),
+        }
+    return jax.jit(planned, donate_argnums=donated, donate_argnames=names, **options)
+
+
+def _placement(leaf: Any) -> Any:
+    """What besides its type decides how a leaf's step is compiled."""
+    if isinstance(leaf, jax.core.Tracer) or not getattr(leaf, "committed", True):
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def _device_limit(step: FlatStep) -> int | None:
+    """Bytes the step's device reports as its limit, if it reports any."""
+    for leaf in step.leaves:
+        if leaf.sharding is not None:
+            device = next(iter(leaf.sharding.device_set))
+            break
+    else:
+        device = jax.local_devices()[0]
+    try:
+        statistics = device.memory_stats()
+    except (RuntimeError, jax.errors.JaxRuntimeError, NotImplementedError):
+        return None
+    return (statistics or {}).get("bytes_limit")
+
+
+def _dynamic_leaves(traced: Any, args: tuple, kwargs: dict) -> list[Any]:
+    """Flat arguments without the static ones, which `traced` leaves out."""
+    positional, named = traced.args_info
+    chosen = _dynamic_arguments(args, positional)
+    leaves = [leaf for arg in chosen for leaf in jax.tree.leaves(arg)]
+    leaves += jax.tree.leaves({name: kwargs[name] for name in named})
+    return leaves
+
+
+def _dynamic_arguments(args: tuple, infos: tuple) -> tuple:
+    """The arguments, in order, whose structure and types are those of `infos`."""
+    if len(args) == len(infos):
+        return args
+    matches = [
+        chosen
+        for chosen in itertools.combinations(args, len(infos))
+        if all(_matches(a, info) for a, info in zip(chosen, infos, strict=True))
+    ]
+    if len(matches) != 1:
+        raise TypeError(
+            f"{len(args)} arguments, of which {len(args) - len(infos)} are static, can "
+            f"be matched in {len(matches)} ways to what `jax.jit` traced. Pass the "
+            "static ones by keyword (`static_argnames`)."
+        )
+    return matches[0]
+
+
+def _matches(argument: Any, info: Any) -> bool:
+    if jax.tree.structure(argument) != jax.tree.structure(info):
+        return False
+    for leaf, wanted in zip(
+        jax.tree.leaves(argument), jax.tree.leaves(info), strict=True
+    ):
+        if not hasattr(leaf, "shape") and not isinstance(leaf, int | float | complex):
+            return False
+        if getattr(leaf, "shape", ()) != wanted.shape:
+            return False
+    return True

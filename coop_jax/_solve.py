@@ -1,0 +1,275 @@
+"""Closes the loop: plan, emit, compile, read XLA's bytes, correct, until it fits.
+
+    profile    compile the step as written; done if it fits
+    fit        aim the planner at the budget less what XLA was seen to add
+               compile; over the budget: aim lower by the difference, and again
+               well under it: aim higher once
+    floor      no plan fits: the smallest pool the planner can reach, compiled
+
+Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
+budget starts from what the first one taught, and a cheaper program that fits is never
+passed over.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._buffer_assignment import assign, schedule_buffers
+from ._compile import FlatStep
+from ._cost import program_flops
+from ._emit import emit
+from ._errors import BudgetError
+from ._measure import MemoryUse, memory_use
+from ._plan import Plan, actions
+from ._planner import Effort, Planned, plan, smallest
+from ._profile import Profile, profile, scope
+from ._types import Problem, Schedule
+from ._validate import live_bytes, live_ranges
+
+logger = logging.getLogger("coop_jax")
+
+type Planner = Callable[[Problem, int, Effort], Planned]
+"""(problem, pool in bytes, effort) -> schedule."""
+
+_MOST_TRIES = 4
+_WORTH_LOOSENING = 0.03
+_FIRST_MARGIN = 1.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A compiled program and what it measured.
+
+    Attributes:
+      predicted: bytes of the temporary block by the assignment model.
+      cost: seconds by the cost model.
+    """
+
+    function: Callable[..., list[Any]]
+    compiled: Any
+    memory: MemoryUse
+    schedule: Schedule
+    positions: tuple[tuple[int, ...], ...]
+    predicted: int
+    cost: float
+
+    @property
+    def surplus(self) -> int:
+        """Bytes XLA used beyond the model's."""
+        return self.memory.temp - self.predicted
+
+
+class Workbench:
+    """All that is known of one step with one set of shapes."""
+
+    def __init__(self, step: FlatStep, planner: Planner = plan, policy: str = "coop"):
+        self.step = step
+        self.planner = planner
+        self.policy = policy
+        self.candidates: list[Candidate] = []
+        self.plan_seconds = 0.0
+        self.compile_seconds = 0.0
+        self.compiles = 0
+        start = time.perf_counter()
+        self._baseline_function = lambda *values: step.program.evaluate(values, scope)
+        compiled, self._buffers = step.compile_with_buffers(self._baseline_function)
+        self.compiles += 1
+        self.compile_seconds = self.baseline_seconds = time.perf_counter() - start
+        self.unplanned = memory_use(compiled)
+        start = time.perf_counter()
+        self.profile: Profile = profile(
+            step.program, self._buffers, self.unplanned.fixed, step.platform
+        )
+        self.plan_seconds += time.perf_counter() - start
+        order = self.problem.program_order
+        self.baseline = Candidate(
+            self._baseline_function,
+            compiled,
+            self.unplanned,
+            order,
+            (),
+            self.unplanned.temp,
+            self.problem.cost(order),
+        )
+        self._floor: Candidate | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return self.profile.problem
+
+    # The three questions
+
+    def fit(self, budget: int, effort: Effort) -> Candidate:
+        """The cheapest program found that measures at most `budget` bytes.
+
+        Raises:
+          BudgetError: nothing that small was reached.
+        """
+        if self.unplanned.total <= budget:
+            return self.baseline
+        room = budget - self.unplanned.fixed
+        if room > 0:
+            self._approach(room, effort)
+            if not self._fitting(budget):
+                self.floor(effort)
+        fitting = self._fitting(budget)
+        if not fitting:
+            raise self._infeasible(budget, effort)
+        return min(fitting, key=lambda c: (c.cost, c.memory.total))
+
+    def floor(self, effort: Effort) -> Candidate:
+        """The program with the fewest bytes that was reached."""
+        if self._floor is None:
+            planned = self._timed(lambda: smallest(self.problem, effort))
+            self._compile(planned)
+            self._floor = min(
+                (self.baseline, *self.candidates), key=lambda c: c.memory.total
+            )
+        return self._floor
+
+    def describe(self, candidate: Candidate, budget: int | None) -> Plan:
+        """The report on a candidate."""
+        problem = self.problem
+        return Plan(
+            budget=budget,
+            unplanned=self.unplanned,
+            measured=candidate.memory,
+            predicted=candidate.predicted + candidate.memory.fixed,
+            flops=self._flops(candidate) / max(program_flops(self.step.program), 1.0),
+            time=candidate.cost / max(self.baseline.cost, 1e-30),
+            actions=actions(problem, candidate.positions),
+            positions=candidate.positions,
+            policy=self.policy,
+            compiles=self.compiles,
+            plan_seconds=self.plan_seconds,
+            compile_seconds=self.compile_seconds,
+            baseline_compile_seconds=self.baseline_seconds,
+            equations=len(self.step.program.equations),
+            fingerprint=_fingerprint(problem, budget, candidate.positions),
+        )
+
+    # The loop
+
+    def _approach(self, room: int, effort: Effort) -> None:
+        """Tries plans until one uses at most `room` bytes of temporaries."""
+        surplus = self._expected_surplus(room)
+        has_loosened = False
+        for _ in range(_MOST_TRIES):
+            planned = self._plan_packed(room - surplus, effort)
+            if planned is None:
+                return
+            candidate = self._compile(planned)
+            over = candidate.memory.temp - room
+            logger.info("aimed at %s bytes of temporaries, over by %s", room, over)
+            if over > 0:
+                surplus += max(over, room // 200)
+            elif -over > _WORTH_LOOSENING * room and not has_loosened:
+                if candidate.cost <= self.baseline.cost * (1 + 1e-3):
+                    return
+                has_loosened = True
+                surplus += int(over * 0.7)
+            else:
+                return
+
+    def _expected_surplus(self, room: int) -> int:
+        """What XLA adds to the model's bytes, by the nearest program compiled so far."""
+        if not self.candidates:
+            return int(room * (1 - 1 / _FIRST_MARGIN))
+        nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
+        return max(0, nearest.surplus) + room // 200
+
+    def _plan_packed(self, room: int, effort: Effort) -> Planned | None:
+        """Plans so that the packed block, not just the live bytes, is within `room`."""
+        pool = room
+        for _ in range(3):
+            if pool <= 0:
+                return None
+            planned = self._timed(lambda: self.planner(self.problem, pool, effort))
+            if not planned.fits:
+                return None
+            packed = self._packed(planned.schedule)
+            if packed <= room:
+                break
+            pool -= packed - room
+        return planned
+
+    def _packed(self, schedule: Schedule) -> int:
+        buffers = schedule_buffers(self.problem, schedule)
+        return assign(buffers, self.problem.alignment).peak
+
+    def _compile(self, planned: Planned) -> Candidate:
+        for known in self.candidates:
+            if known.positions == planned.positions:
+                return known
+        function = emit(self.profile, planned.positions)
+        start = time.perf_counter()
+        compiled = self.step.compile(function)
+        self.compile_seconds += time.perf_counter() - start
+        self.compiles += 1
+        candidate = Candidate(
+            function,
+            compiled,
+            memory_use(compiled),
+            planned.schedule,
+            planned.positions,
+            self._packed(planned.schedule),
+            planned.cost,
+        )
+        self.candidates.append(candidate)
+        return candidate
+
+    def _fitting(self, budget: int) -> list[Candidate]:
+        return [c for c in self.candidates if c.memory.total <= budget]
+
+    def _timed[T](self, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self.plan_seconds += time.perf_counter() - start
+        return result
+
+    # Reports
+
+    def _flops(self, candidate: Candidate) -> float:
+        units = self.profile.units
+        ran: list[int] = []
+        for op in candidate.schedule:
+            ran += (*units[op].inlined, units[op].root)
+        once: list[int] = []
+        for op in self.problem.program_order:
+            once += (*units[op].inlined, units[op].root)
+        program = self.step.program
+        extra = program_flops(program, ran) - program_flops(program, once)
+        return program_flops(program) + extra
+
+    def _infeasible(self, budget: int, effort: Effort) -> BudgetError:
+        floor = self.floor(effort)
+        problem = self.problem
+        alive = live_bytes(problem, floor.schedule)
+        peak = max(range(len(alive)), key=alive.__getitem__, default=0)
+        buffers = [
+            (problem.values[v].name.partition(" at ")[0], problem.values[v].size,
+             problem.values[v].name.partition(" at ")[2])
+            for v, where in live_ranges(problem, floor.schedule)
+            if where.start <= peak < where.end and problem.values[v].size
+        ]  # fmt: skip
+        fixed = self.unplanned.fixed
+        advice = []
+        if budget <= fixed:
+            advice.append(
+                f"Arguments and outputs alone take {fixed:,} bytes, which no plan can "
+                "change."
+            )
+        return BudgetError(budget, floor.memory.total, buffers, advice)
+
+
+def _fingerprint(problem: Problem, budget: int | None, positions: Any) -> str:
+    """Digest of what was planned; no seconds, no addresses."""
+    shape = [dataclasses.astuple(op)[1:3] for op in problem.ops]
+    sizes = [value.size for value in problem.values]
+    text = repr((shape, sizes, problem.fixed, budget, positions))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
