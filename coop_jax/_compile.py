@@ -83,7 +83,8 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     aval = jax.typeof(leaf)
-    committed = getattr(leaf, "committed", False)
+    is_array = not isinstance(leaf, jax.core.Tracer)
+    committed = is_array and getattr(leaf, "committed", False)
     return jax.ShapeDtypeStruct(
         aval.shape,
         aval.dtype,

@@ -44,7 +44,7 @@ class Effort:
       time_limit: seconds after which refinement stops wherever it is.
     """
 
-    rounds: int = 40
+    rounds: int = 10
     time_limit: float = 20.0
 
 
@@ -98,7 +98,7 @@ def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
     search = _Search(state, state.peak())
     best, best_peak = state.snapshot(), state.peak()
     shrink = 0.9
-    while shrink < 0.995:
+    while shrink < 0.995 and best_peak > 0:
         search.pool = int(best_peak * shrink)
         if search.relieve():
             search.trim()

@@ -104,7 +104,7 @@ class Rematerialized:
         self._policy = policy
         self._effort = effort
         self._fitted: dict[Any, _Fitted] = {}
-        functools.update_wrapper(self, jitted)
+        functools.update_wrapper(self, jitted, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step; plans first if these shapes are new."""
@@ -238,9 +238,9 @@ def _dynamic_arguments(args: tuple, infos: tuple) -> tuple:
     ]
     if len(matches) != 1:
         raise TypeError(
-            f"{len(args)} arguments, of which {len(args) - len(infos)} are static, can "
-            f"be matched in {len(matches)} ways to what `jax.jit` traced. Pass the "
-            "static ones by keyword (`static_argnames`)."
+            f"{len(args)} positional arguments, of which {len(args) - len(infos)} are "
+            f"static, can be matched in {len(matches)} ways to what `jax.jit` traced. "
+            "Make the static ones `static_argnames` and pass them by keyword."
         )
     return matches[0]
 
@@ -253,6 +253,7 @@ def _matches(argument: Any, info: Any) -> bool:
     ):
         if not hasattr(leaf, "shape") and not isinstance(leaf, int | float | complex):
             return False
-        if getattr(leaf, "shape", ()) != wanted.shape:
+        aval = jax.typeof(leaf)
+        if (aval.shape, aval.dtype) != (wanted.shape, wanted.dtype):
             return False
     return True

@@ -10,6 +10,8 @@ that barrier as an equation (`Equation.is_barrier`), because the unplanned progr
 must behave as the user wrote it. The planner sees through it: each output is the input.
 """
 
+import os.path
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,13 @@ from jax import lax
 from jax.extend import source_info_util
 
 type Variable = int
+
+_NOT_THE_USERS = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+    os.path.dirname(__file__),
+    "<",
+)
+_STATEFUL = {"rng_uniform"}
 
 _INLINED_BODY = {
     "jit": "jaxpr",
@@ -68,8 +77,8 @@ class Equation:
 
     @property
     def location(self) -> str:
-        """The user's own `file:line (function)`."""
-        return source_info_util.summarize(self.source)
+        """The user's own `file:line (function)`, or the name scopes if unknown."""
+        return _location(self.source) or str(self.scope)
 
     def bind(self, *values: Any) -> list[Any]:
         """Re-traces the equation on new values, under its own names and context."""
@@ -114,6 +123,17 @@ class Program:
         return [read(env, atom) for atom in self.outputs]
 
 
+def _location(source: Any) -> str:
+    """Innermost frame outside of installed packages, else outside of JAX."""
+    frames = source.traceback.frames if source.traceback is not None else ()
+    for frame in frames:
+        if not frame.file_name.startswith(_NOT_THE_USERS):
+            name = frame.function_name.replace(".<locals>", "")
+            return f"{frame.file_name}:{frame.line_num} ({name})"
+    summary = source_info_util.summarize(source)
+    return "" if summary.startswith("<unknown>") else summary
+
+
 def read(env: dict[Variable, Any], atom: Atom) -> Any:
     """The value of an atom."""
     return atom.val if isinstance(atom, Literal) else env[atom]
@@ -130,7 +150,7 @@ def flatten(closed: Any, donated: Sequence[bool]) -> Program:
     arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
     constants = [builder.constant(c) for c in closed.consts]
     top = source_info_util.new_name_stack()
-    outputs = builder.inline(closed.jaxpr, constants, arguments, top)
+    outputs = builder.inline(closed.jaxpr, constants, arguments, top, None)
     equations = _drop_dead(builder.equations, outputs)
     return Program(
         arguments,
@@ -164,8 +184,14 @@ class _Builder:
         return self._constant_of[id(value)]
 
     def inline(
-        self, jaxpr: Any, constants: Sequence[Atom], arguments: Sequence[Atom], stack
+        self,
+        jaxpr: Any,
+        constants: Sequence[Atom],
+        arguments: Sequence[Atom],
+        stack: Any,
+        caller: Any,
     ) -> list[Atom]:
+        """Appends a jaxpr's equations; `caller` is the source of the enclosing call."""
         env: dict[Any, Atom] = dict(zip(jaxpr.constvars, constants, strict=True))
         env |= zip(jaxpr.invars, arguments, strict=True)
 
@@ -178,46 +204,51 @@ class _Builder:
             inputs = tuple(resolve(atom) for atom in eqn.invars)
             scope = stack + eqn.source_info.name_stack
             body = _inlined_body(eqn)
+            source = eqn.source_info
+            if caller is not None and not _location(source):
+                source = caller
             if body is None:
-                outputs: Sequence[Atom] = self._append(eqn, inputs, scope)
+                outputs: Sequence[Atom] = self._append(eqn, inputs, scope, source)
             else:
                 if eqn.primitive.name == "remat2":
-                    inputs = self._checkpoint_barrier(eqn, inputs, scope)
+                    inputs = self._checkpoint_barrier(eqn, inputs, scope, source)
                 consts = [self.constant(c) for c in body.consts]
-                outputs = self.inline(body.jaxpr, consts, inputs, scope)
+                outputs = self.inline(body.jaxpr, consts, inputs, scope, source)
             env |= zip(eqn.outvars, outputs, strict=True)
         return [resolve(atom) for atom in jaxpr.outvars]
 
-    def _append(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any):
+    def _append(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any):
         key = _merge_key(eqn, inputs)
         if key is not None and key in self._seen:
             return self._seen[key]
         outputs = tuple(self.new(v.aval) for v in eqn.outvars)
         is_barrier = eqn.primitive.name == "optimization_barrier"
-        self._push(eqn, eqn.primitive, inputs, outputs, scope, is_barrier)
+        self._push(eqn, inputs, outputs, scope, source, is_barrier)
         if key is not None:
             self._seen[key] = outputs
         return outputs
 
-    def _checkpoint_barrier(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any):
+    def _checkpoint_barrier(
+        self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any
+    ):
         """The barrier `jax.checkpoint` puts before a differentiated body."""
         prevent_cse = eqn.params.get("prevent_cse", True)
         if not eqn.params.get("differentiated", False) or prevent_cse is False:
             return inputs
         variables = tuple(a for a in inputs if not isinstance(a, Literal))
         outputs = tuple(self.new(self.avals[v]) for v in variables)
-        self._push(eqn, eqn.primitive, variables, outputs, scope, True)
+        self._push(eqn, variables, outputs, scope, source, True)
         behind = iter(outputs)
         return tuple(a if isinstance(a, Literal) else next(behind) for a in inputs)
 
-    def _push(self, eqn, primitive, inputs, outputs, scope, is_barrier) -> None:
+    def _push(self, eqn, inputs, outputs, scope, source, is_barrier) -> None:
         self.equations.append(
             Equation(
-                primitive,
+                eqn.primitive,
                 eqn.params,
                 inputs,
                 outputs,
-                eqn.source_info,
+                source,
                 scope,
                 eqn.ctx,
                 eqn.effects,
@@ -253,7 +284,8 @@ def _is_plain_jit(params: dict[str, Any]) -> bool:
 
 def _merge_key(eqn: Any, inputs: tuple[Atom, ...]) -> Any:
     """Equal keys compute equal values; None for anything that must not be merged."""
-    if eqn.effects or eqn.primitive.name == "optimization_barrier":
+    name = eqn.primitive.name
+    if eqn.effects or name == "optimization_barrier" or name in _STATEFUL:
         return None
     operands = tuple(_operand_key(a) for a in inputs)
     key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=_by_name)))

@@ -1,0 +1,310 @@
+"""Memory against recomputation: `coop_jax.remat` beside `jax.checkpoint`, one run.
+
+    python -m benchmarks.frontier --model gpt2 --json gpt2.json
+    JAX_PLATFORMS=cpu python -m benchmarks.frontier --backend h200
+
+For every model: the step as it is; every block under `jax.checkpoint` with each usual
+policy; and `coop_jax` at exactly the bytes each policy measured, at shares of the bytes
+of the step as it is, and at the smallest it reaches. Budgets of one model share a
+`Workbench`, so that a later budget profits from the programs compiled for the earlier
+ones; `--cold` gives each its own, as a single call of `coop_jax.remat` has.
+
+Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes and flops only.
+"""
+
+import argparse
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+import coop_jax
+from coop_jax._compile import FlatStep, flat_step
+from coop_jax._cost import program_flops
+from coop_jax._measure import memory_use
+from coop_jax._planner import Effort
+from coop_jax._solve import Workbench
+
+from . import float64, frontier_report, frontier_rows, h200
+from .frontier_rows import CHECKPOINT, COOP, FLAT, PLAIN, Row, relative
+from .models import MODELS, POLICIES, TrainingStep, build
+from .paired_times import copies, paired_times
+
+_SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+      backend: "cpu" or "h200".
+      shares: budgets as shares of the bytes of the step as it is.
+      repeats: rounds of timing; 0 for none.
+      has_error: whether to compare with the float64 step.
+      is_cold: a fresh `Workbench` for every budget.
+      time_limit: seconds of refinement per plan.
+    """
+
+    size: str = "small"
+    backend: str = "cpu"
+    shares: tuple[float, ...] = _SHARES
+    repeats: int = 9
+    has_error: bool = True
+    is_cold: bool = False
+    time_limit: float = 20.0
+
+
+@dataclass(eq=False)
+class Entry:
+    """A row and the program behind it; `run` takes the step's own arguments."""
+
+    row: Row
+    run: Callable | None = field(default=None, repr=False)
+
+
+def measure(name: str, settings: Settings) -> list[Row]:
+    """All rows of one model."""
+    model = build(name, settings.size)
+    sweep = _Sweep(model, settings)
+    for policy in POLICIES:
+        sweep.add_checkpoint(policy, build(name, settings.size, policy))
+    hand = [e.row for e in sweep.entries if e.row.program == CHECKPOINT]
+    for row in hand:
+        assert row.measured is not None
+        sweep.add_coop(row.budget, row.measured)
+    for share in settings.shares:
+        sweep.add_coop(f"{share:g}", int(share * sweep.unplanned))
+    sweep.add_coop("min", None)
+    if settings.backend == "cpu":
+        sweep.run()
+    return [entry.row for entry in sweep.entries]
+
+
+class _Sweep:
+    """Compiles the programs of one model, then runs them all."""
+
+    def __init__(self, model: TrainingStep, settings: Settings):
+        self.model = model
+        self.settings = settings
+        self.effort = Effort(time_limit=settings.time_limit)
+        self.args: Any = model.abstract_args()
+        self.options: dict[str, Any] = {}
+        if settings.backend == "h200":
+            self.args = h200.on_device(self.args)
+            self.options = {"compiler_options": h200.CUBLAS_ONLY}
+        self.entries: list[Entry] = []
+        self.step = self._flatten(self._trace(model))
+        self._flops, self._counted = 1.0, program_flops(self.step.program)
+        self.unplanned = self._add_plain()
+        self.bench = self._add_flat()
+
+    def _trace(self, model: TrainingStep) -> Any:
+        jitted = jax.jit(
+            model.step, donate_argnums=model.donate_argnums, **self.options
+        )
+        return jitted.trace(*self.args)
+
+    def _flatten(self, traced: Any) -> FlatStep:
+        step = flat_step(traced, jax.tree.leaves(self.args))
+        # Compiler options ride along with the shardings of a partitioned step.
+        return dataclasses.replace(step, jit_options=step.jit_options | self.options)
+
+    # Rows
+
+    def _add_plain(self) -> int:
+        compiled, seconds = _compiled(self.step.traced)
+        self._flops = _xla_flops(compiled) or 1.0
+        row = self._row(PLAIN, "", compiled, counted_flops=1.0)
+        row = dataclasses.replace(row, compile_seconds=seconds, compiles=1)
+        self._add(row, compiled)
+        assert row.measured is not None
+        return row.measured
+
+    def add_checkpoint(self, policy: str, model: TrainingStep) -> None:
+        traced = self._trace(model)
+        compiled, seconds = _compiled(traced)
+        counted = program_flops(self._flatten(traced).program) / self._counted
+        row = self._row(
+            CHECKPOINT, policy, compiled, counted_flops=counted,
+            compile_seconds=seconds, compiles=1,
+        )  # fmt: skip
+        self._add(row, compiled)
+
+    def _add_flat(self) -> Workbench:
+        bench = Workbench(self.step)
+        row = self._row(
+            FLAT, "", bench.baseline.compiled, counted_flops=1.0, estimated_time=1.0,
+            plan_seconds=bench.plan_seconds, compile_seconds=bench.baseline_seconds,
+            compiles=1,
+        )  # fmt: skip
+        self._add(row, self._unflattened(bench.baseline.compiled))
+        return bench
+
+    def add_coop(self, label: str, budget: int | None) -> None:
+        bench, spent = self.bench, _Spent(self.bench)
+        if self.settings.is_cold:
+            bench = Workbench(self.step)
+            spent = _Spent()
+        try:
+            if budget is None:
+                candidate = bench.floor(self.effort)
+            else:
+                candidate = bench.fit(budget, self.effort)
+        except coop_jax.BudgetError as error:
+            row = Row(
+                self.model.name, COOP, label, budget, floor=error.floor,
+                note=str(error).partition("\n")[0], **spent.until(bench),
+            )  # fmt: skip
+            self._add(row, None)
+            return
+        plan = bench.describe(candidate, budget)
+        row = self._row(
+            COOP, label, candidate.compiled, requested=budget, predicted=plan.predicted,
+            counted_flops=plan.flops, estimated_time=plan.time, **spent.until(bench),
+        )  # fmt: skip
+        self._add(row, self._unflattened(candidate.compiled))
+
+    def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:
+        memory = memory_use(compiled)
+        flops = _xla_flops(compiled)
+        return Row(
+            self.model.name,
+            program,
+            budget,
+            measured=memory.total,
+            temp=memory.temp,
+            flops=None if flops is None else flops / self._flops,
+            **columns,
+        )
+
+    def _add(self, row: Row, run: Callable | None) -> None:
+        self.entries.append(Entry(row, run))
+        _progress(f"{row.model}: {row.program} {row.budget}: {row.compiles} compiles")
+
+    def _unflattened(self, compiled: Any) -> Callable:
+        tree = self.step.traced.out_tree
+        return lambda *args: jax.tree.unflatten(tree, compiled(*jax.tree.leaves(args)))
+
+    # Running
+
+    def run(self) -> None:
+        """Adds step times and errors to the rows that have a program."""
+        ready = [entry for entry in self.entries if entry.run is not None]
+        programs: list[Any] = [entry.run for entry in ready]
+        args = self.model.make_args()
+        donated = self.model.donate_argnums
+        if self.settings.repeats:
+            _progress(f"{self.model.name}: timing {len(programs)} programs")
+            times = paired_times(programs, args, donated, self.settings.repeats)
+            for entry, seconds in zip(ready, times, strict=True):
+                entry.row = dataclasses.replace(entry.row, seconds=seconds)
+        if self.settings.has_error:
+            _progress(f"{self.model.name}: comparing with float64")
+            reference = float64.evaluate(self.model.step, *args)
+            outputs = (run(*copies(args, donated)) for run in programs)
+            _add_errors(ready, outputs, reference)
+
+
+class _Spent:
+    """What a workbench had spent before a row."""
+
+    def __init__(self, bench: Workbench | None = None):
+        self._plan = bench.plan_seconds if bench else 0.0
+        self._compile = bench.compile_seconds if bench else 0.0
+        self._compiles = bench.compiles if bench else 0
+
+    def until(self, bench: Workbench) -> dict[str, Any]:
+        return {
+            "plan_seconds": bench.plan_seconds - self._plan,
+            "compile_seconds": bench.compile_seconds - self._compile,
+            "compiles": bench.compiles - self._compiles,
+        }
+
+
+def _add_errors(entries: Sequence[Entry], outputs: Any, reference: Any) -> None:
+    own = None
+    for entry, output in zip(entries, outputs, strict=True):
+        try:
+            error, note = float64.relative_error(output, reference), ""
+        except ValueError as difference:
+            error, note = float("inf"), str(difference)
+        own = error if own is None else own
+        entry.row = dataclasses.replace(
+            entry.row, error=relative(error, own), note=note
+        )
+
+
+def _compiled(traced: Any) -> tuple[Any, float]:
+    start = time.perf_counter()
+    compiled = traced.lower().compile()
+    return compiled, time.perf_counter() - start
+
+
+def _xla_flops(compiled: Any) -> float | None:
+    """Operations by XLA's cost analysis, where the backend has one."""
+    return (compiled.cost_analysis() or {}).get("flops")
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# Command line
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(float(part) for part in text.split(",") if part)
+    if not all(0 < share <= 1 for share in shares):
+        raise argparse.ArgumentTypeError("shares are above 0 and at most 1")
+    return shares
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.frontier", description=(__doc__ or "").split("\n")[0]
+    )
+    option = functools.partial(parser.add_argument)
+    option("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    option("--size", choices=("small", "paper"), default="small")
+    option("--backend", choices=("cpu", "h200"), default="cpu")
+    option("--json", metavar="FILE", help="write the rows here as well")
+    option("--shares", type=_shares, default=_SHARES, metavar="0.8,0.6,...")
+    option("--repeats", type=int, default=9, help="rounds of timing")
+    option("--no-time", action="store_true", help="do not time the steps")
+    option("--no-error", action="store_true", help="do not compare with float64")
+    option("--cold", action="store_true", help="a fresh workbench per budget")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a table per model and what was reached of each bar."""
+    chosen = _parse(arguments)
+    settings = Settings(
+        chosen.size, chosen.backend, chosen.shares,
+        0 if chosen.no_time else chosen.repeats, not chosen.no_error, chosen.cold,
+    )  # fmt: skip
+    rows: list[Row] = []
+    for name in chosen.model:
+        found = measure(name, settings)
+        rows += found
+        print(f"## {name}, {settings.size}, {settings.backend}\n")
+        print(frontier_report.table(found) + "\n")
+        print(frontier_report.flops_legend(found) + "\n")
+        for row in found:
+            if row.note:
+                print(f"{row.program} {row.budget}: {row.note}\n")
+        sys.stdout.flush()
+        if chosen.json:
+            frontier_rows.write(chosen.json, rows, **dataclasses.asdict(settings))
+    print("## Bars\n")
+    print(frontier_report.summary(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""One measured program as a row, and rows as JSON."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jaxlib
+
+PLAIN, FLAT, CHECKPOINT, COOP = "no remat", "no remat, flat", "checkpoint", "coop"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one program of one model measured. None: not asked for, or no program.
+
+    Attributes:
+      program: `PLAIN`: `jax.jit` of the step. `FLAT`: the same, traced and emitted by
+        `coop_jax` without a plan. `CHECKPOINT`: every block under `jax.checkpoint`.
+        `COOP`: `coop_jax.remat`.
+      budget: what set the bytes: a policy's name, a share as "0.5", "min", or "".
+      requested: bytes asked for.
+      measured: `argument + output - alias + temp` by XLA.
+      temp: bytes of XLA's temporary block.
+      predicted: total bytes the planner expected.
+      floor: where there is no program, the smallest bytes reached.
+      flops: by XLA's cost analysis, over those of `PLAIN`.
+      counted_flops: of the traced or emitted program, over those of `PLAIN`.
+      estimated_time: seconds by the planner's cost model, over those of `PLAIN`.
+      seconds: of every timed step; entry i of every row is from round i.
+      plan_seconds: spent planning for this row alone.
+      compile_seconds: spent compiling for this row alone.
+      compiles: programs compiled for this row.
+      error: largest error against the float64 step, over the same of `PLAIN`.
+      note: what went wrong.
+    """
+
+    model: str
+    program: str
+    budget: str = ""
+    requested: int | None = None
+    measured: int | None = None
+    temp: int | None = None
+    predicted: int | None = None
+    floor: int | None = None
+    flops: float | None = None
+    counted_flops: float | None = None
+    estimated_time: float | None = None
+    seconds: tuple[float, ...] = ()
+    plan_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    compiles: int = 0
+    error: float | None = None
+    note: str = ""
+
+    @property
+    def overhead(self) -> float | None:
+        """Flops over those of `PLAIN`: XLA's where it gives them, else counted."""
+        return self.counted_flops if self.flops is None else self.flops
+
+    @property
+    def misprediction(self) -> float | None:
+        """How far off the predicted bytes were; positive is too many."""
+        if self.predicted is None or self.measured is None:
+            return None
+        return self.predicted / self.measured - 1
+
+    def time_over(self, other: "Row") -> float | None:
+        """Median of the ratios of step times, each within one round."""
+        pairs = list(zip(self.seconds, other.seconds, strict=False))
+        return statistics.median(a / b for a, b in pairs) if pairs else None
+
+
+def relative(value: float, base: float) -> float:
+    """`value / base`, where 0 / 0 is 1."""
+    if base == 0:
+        return 1.0 if value == 0 else math.inf
+    return value / base
+
+
+def find(rows: Sequence[Row], program: str, budget: str = "") -> Row | None:
+    """The row of this program and budget, if there is one."""
+    for row in rows:
+        if (row.program, row.budget) == (program, budget):
+            return row
+    return None
+
+
+def by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of each model, in order."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.model, []).append(row)
+    return groups
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on, and nothing that names the machine."""
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
+
+
+def write(path: str | pathlib.Path, rows: Sequence[Row], **settings: Any) -> None:
+    """Writes rows, settings and machine as JSON."""
+    content = {
+        "machine": machine(),
+        "settings": settings,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read(path: str | pathlib.Path) -> list[Row]:
+    """The rows of a file that `write` wrote."""
+    content = json.loads(pathlib.Path(path).read_text())
+    return [Row(**row | {"seconds": tuple(row["seconds"])}) for row in content["rows"]]

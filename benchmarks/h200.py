@@ -1,0 +1,89 @@
+"""An H200 that is only described: XLA compiles for it on any machine, runs nothing.
+
+The GPU compiler works without a GPU, and `memory_analysis()` of what it compiles is what
+a real card would get, but for autotuning: with `CUBLAS_ONLY` every matrix product goes
+to the library, whose workspace is counted too. There is no `cost_analysis()`.
+
+    lowered = jax.jit(step).lower(*on_device(abstract_args))
+    lowered.compile(compiler_options=CUBLAS_ONLY).memory_analysis()
+"""
+
+import functools
+import importlib.util
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+_TARGET = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 4800000000000
+  registers_per_block_limit: 65536
+  l2_cache_size: 52428800
+  threads_per_core_limit: 2048
+  device_memory_size: 151397597184
+}
+platform_name: "CUDA"
+device_description_str: "H200, described"
+"""
+
+CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False}
+"""Compiler options under which matrix products are library calls, as when tuned."""
+
+_PACKAGES = {
+    "jax_plugins.xla_cuda12": "jax-cuda12-pjrt",
+    "jax_cuda12_plugin": "jax-cuda12-plugin",
+    "nvidia.cuda_nvcc": "nvidia-cuda-nvcc-cu12",
+}
+
+
+@functools.cache
+def described_device() -> jax.sharding.SingleDeviceSharding:
+    """The sharding of an array on the one described card.
+
+    Raises:
+      ImportError: the compiler for it is not installed.
+    """
+    _require_packages()
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology="1x1x1", target_config=_TARGET
+    )
+    return jax.sharding.SingleDeviceSharding(topology.devices[0])
+
+
+def on_device(tree: Any) -> Any:
+    """The arrays or `ShapeDtypeStruct`s of `tree` as structs on the described card."""
+    sharding = described_device()
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+    )
+
+
+def _require_packages() -> None:
+    missing = [name for module, name in _PACKAGES.items() if not _is_there(module)]
+    if missing:
+        raise ImportError(
+            f"Compiling for a described H200 needs {', '.join(missing)}. Install with "
+            f"`pip install --no-deps jax-cuda12-plugin=={jax.__version__} "
+            f"jax-cuda12-pjrt=={jax.__version__} nvidia-cuda-nvcc-cu12` and run with "
+            "`JAX_PLATFORMS=cpu`."
+        )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
