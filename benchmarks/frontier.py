@@ -14,7 +14,6 @@ Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes and flop
 
 import argparse
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -269,7 +268,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.frontier", description=(__doc__ or "").split("\n")[0]
     )
-    option = functools.partial(parser.add_argument)
+    option = parser.add_argument
     option("--model", nargs="+", choices=MODELS, default=list(MODELS))
     option("--size", choices=("small", "paper"), default="small")
     option("--backend", choices=("cpu", "h200"), default="cpu")

@@ -1,8 +1,8 @@
 """Runs a whole JAX training step within a memory budget that XLA confirms.
 
-    step = coop_jax.remat(train_step, budget="12GiB", donate_argnums=0)
-    state, loss = step(state, batch)
-    print(step.plan(state, batch))
+step = coop_jax.remat(train_step, budget="12GiB", donate_argnums=0)
+state, loss = step(state, batch)
+print(step.plan(state, batch))
 """
 
 from ._errors import BudgetError as BudgetError

@@ -124,7 +124,9 @@ def _dot_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
 
 def _convolution_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
     kernel = ins[1]
-    per_output = _elements(kernel) / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+    per_output = (
+        _elements(kernel) / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+    )
     spread = math.prod(params["lhs_dilation"] or ())
     return 2.0 * _elements(outs[0]) * per_output / spread
 

@@ -9,9 +9,9 @@ neither merged with the original nor hoisted. Inside a group XLA is free to fuse
 
 Groups that touch only small values are left untied, and the trigger's own value is used
 on as it was, so that its chain of buffers stays fusible. Literals that a group spreads
-over an array pass the barrier too: XLA would otherwise make that array once, at the very
-start, and keep it to the end. The barriers vanish before buffer assignment and cost
-nothing at run time.
+over an array pass the barrier too: XLA would otherwise make that array once, at the
+very start, and keep it to the end. The barriers vanish before buffer assignment and
+cost nothing at run time.
 """
 
 import itertools

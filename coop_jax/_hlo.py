@@ -170,8 +170,8 @@ def _module_and_assignment(compiled: Any, dump: str | None) -> tuple[Any, Any]:
         paths = list(pathlib.Path(dump).glob("*after_optimizations.hlo.pb"))
         if not paths:
             raise RuntimeError(
-                f"XLA wrote no optimized module to {dump!r}; `coop_jax` reads its buffer "
-                "assignment there. Is `xla_dump_to` overridden in XLA_FLAGS?"
+                f"XLA wrote no optimized module to {dump!r}; `coop_jax` reads its "
+                "buffer assignment there. Is `xla_dump_to` overridden in XLA_FLAGS?"
             )
         largest = max(paths, key=lambda path: path.stat().st_size)
         hlo = _parse("Hlo", largest.read_bytes())

@@ -3,8 +3,8 @@
 The program runs in its own order in an `Arena` of `budget - fixed` bytes. When an
 allocation fails, values are evicted; when an op needs an evicted value, the op that
 computed it runs again. Nothing looks ahead, save that a value is freed after its last
-use. Policies are values: Coop (NeurIPS 2023, arXiv 2311.00591), its ablations, DTR
-(arXiv 2006.09616) and DTE (MegTaiChi, ICS 2022), all in the same arena and with the
+use. Policies (`_eviction`) are Coop (NeurIPS 2023, arXiv 2311.00591), its ablations,
+DTR (arXiv 2006.09616) and DTE (MegTaiChi, ICS 2022), all in the same arena and with the
 same neighbour costs, as the authors compare them (OneFlow, branch `dtr2`).
 
 Unlike OneFlow, the window search is exact, the outputs of an op are pinned while it
@@ -17,45 +17,24 @@ is needed beyond its deadline is materialized by then and stays, as outputs do.
 """
 
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from ._arena import Arena
+from ._eviction import COOP as COOP
+from ._eviction import COPY_ON_WRITE as COPY_ON_WRITE
+from ._eviction import DTE as DTE
+from ._eviction import DTR as DTR
+from ._eviction import NO_PARTITION as NO_PARTITION
+from ._eviction import NO_WINDOW as NO_WINDOW
+from ._eviction import POLICIES as POLICIES
+from ._eviction import Policy as Policy
 from ._types import Op, OpId, Problem, Schedule, ValueId
 from ._validate import WORKSPACE
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What to evict, and where values go.
-
-    Evicted first is what has the least `cost / (staleness * size term)`; the cost is
-    that of the op and its evicted neighbours, staleness is on the cost clock.
-
-    Attributes:
-      is_windowed: evict the cheapest contiguous window; else the single cheapest value
-        anywhere, again and again until the allocation succeeds.
-      size_term: 1, the value's bytes, or those and the free bytes next to it.
-      is_partitioned: expensive outputs grow from the low end, cheap from the high end.
-      is_in_place: outputs take the bytes of inputs that die; else they are copies.
-    """
-
-    name: str
-    is_windowed: bool
-    size_term: Literal["none", "size", "size and free"]
-    is_partitioned: bool
-    is_in_place: bool
-
-
-COOP = Policy("coop", True, "none", True, True)
-NO_PARTITION = Policy("coop-no-partition", True, "none", False, True)
-COPY_ON_WRITE = Policy("coop-copy-on-write", True, "none", True, False)
-NO_WINDOW = Policy("coop-no-window", False, "size and free", True, True)
-DTE = Policy("dte", False, "size and free", False, False)
-DTR = Policy("dtr", False, "size", False, False)
-POLICIES = (COOP, NO_PARTITION, COPY_ON_WRITE, NO_WINDOW, DTE, DTR)
 
 _LEAST_STALENESS = 1e-3
 """Added to every staleness, in mean costs of an op (MegEngine: 1e-3 of its units)."""
@@ -189,6 +168,11 @@ class _Executor:
         self.owner: dict[int, ValueId] = {}
         self.pins: Counter[ValueId] = Counter()
         self.uses_left = Counter(v for op in problem.ops for v in op.inputs)
+        self.uses: list[list[OpId]] = [[] for _ in problem.values]
+        for k, op in enumerate(problem.ops):
+            for v in op.inputs:
+                self.uses[v].append(k)
+        self.elapsed = [0.0, *accumulate(op.cost for op in problem.ops)]
         self.deadline, self.due = _deadlines(problem)
         self.turn = -1
         self.clock = self.search_seconds = 0.0
@@ -350,13 +334,22 @@ class _Executor:
         op = self.problem.producer[value]
         cost = self.problem.ops[op].cost
         cost += sum(self.sets.cost(other) for other in self._evicted_inputs(op))
-        score = cost / (self.clock - self.last_access[value] + self.least_staleness)
+        score = cost / (self._idle(value) + self.least_staleness)
         if self.policy.size_term == "none":
             return score
         size = self.problem.values[value].size
         if self.policy.size_term == "size and free":
             size += self.arena.free_beside(self.offset[value])
         return score / size
+
+    def _idle(self, value: ValueId) -> float:
+        """Seconds the value has not been used, or with look-ahead will not be."""
+        if not self.policy.looks_ahead:
+            return self.clock - self.last_access[value]
+        following = bisect_right(self.uses[value], self.turn)
+        if following == len(self.uses[value]):
+            return self.elapsed[-1]
+        return self.elapsed[self.uses[value][following]] - self.elapsed[self.turn]
 
     def _is_evictable(self, value: ValueId) -> bool:
         stays = self.problem.values[value].is_output

@@ -98,7 +98,9 @@ class Plan:
                          f"{self.compile_seconds:.1f} s, {self.equations:,} equations")
         )  # fmt: skip
         rows.append(("plan", f"{self.policy}, fingerprint {self.fingerprint}"))
-        lines = ["coop_jax plan" if self.is_planned else "coop_jax plan: fits as written"]
+        lines = [
+            "coop_jax plan" if self.is_planned else "coop_jax plan: fits as written"
+        ]
         lines += [f"  {label:<10} {text}" for label, text in rows]
         lines += self._largest_kept()
         lines += [f"  warning: {text}" for text in self.warnings]

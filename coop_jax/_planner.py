@@ -1,22 +1,25 @@
 """Finds a cheap schedule whose values fit a pool, with the whole step in view.
 
     plan(problem, pool):
+        seed      the program's own order, and online Coop with look-ahead: eviction
+                  windows in an arena, partitioned, in place
         relieve   while some position is over the pool: rematerialize across the gap
                   that takes most excess bytes away per second of recomputation
         trim      take back every rematerialization that is no longer needed
         refine    tear out a few neighbouring rematerializations, relieve and trim
                   again, keep the result if it is cheaper
 
-A *gap* is a stretch over which a value only waits for its next reader. Dropping it means
-running the producer again just before that reader; each input of the producer is then
-either kept alive that much longer or recomputed too, whichever is cheaper at the going
-rate of excess bytes per second. A value with no reader before the gap is simply moved,
-which costs nothing.
+A *gap* is a stretch over which a value only waits for its next reader. Dropping it
+means running the producer again just before that reader; each input of the producer is
+then either kept alive that much longer or recomputed too, whichever is cheaper at the
+going rate of excess bytes per second. A value with no reader before the gap is simply
+moved, which costs nothing.
 
-This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future in
-place of the past: the waiting time ahead instead of the staleness behind, and the bytes
-actually in the way instead of a request. Work is counted in moves tried, not in seconds,
-so that a plan is the same on every host; `time_limit` is a guard for the extreme case.
+This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
+in place of the past: the waiting time ahead instead of the staleness behind, and the
+bytes actually in the way instead of a request. Work is counted in moves tried, not in
+seconds, so that a plan is the same on every host; `time_limit` is a guard for the
+extreme case.
 """
 
 import random
@@ -25,12 +28,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ._eviction import LOOKAHEAD
+from ._online import run_online
 from ._retention import Edit, Gap, Retention, Step
 from ._types import OpId, Problem, Schedule
 
 _NEGLIGIBLE = 1 / 4096
 _MAX_CHAIN = 64
 _PROBES = 12
+_SEED_STEPS_PER_OP = 4
 _NEAR_BEST = 0.7
 
 
@@ -79,19 +85,48 @@ def plan(problem: Problem, pool: int, effort: Effort | None = None) -> Planned:
       The cheapest schedule found; with `fits=False`, the one with the least excess.
     """
     effort = effort or Effort()
-    search = _Search(Retention(problem), pool)
-    fits = search.relieve()
-    if fits:
-        search.trim()
+    state = Retention(problem)
+    search = _Search(state, pool)
+    seeds = [state.snapshot(), *_lookahead_seed(problem, pool)]
+    outcomes = []
+    for seed in seeds:
+        state.restore(seed)
+        fits = search.relieve()
+        if fits:
+            search.trim()
+        outcomes.append((not fits, state.cost, state.snapshot()))
+    is_over, _, best = min(outcomes, key=lambda outcome: outcome[:2])
+    state.restore(best)
+    if not is_over:
         search.refine(effort)
-    return search.result(fits)
+    return search.result(not is_over)
+
+
+def _lookahead_seed(problem: Problem, pool: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Positions by online Coop with look-ahead, if it gets through."""
+    run = run_online(problem, problem.fixed + pool, LOOKAHEAD, _SEED_STEPS_PER_OP)
+    return [positions(problem, run.schedule)] if run.is_feasible else []
+
+
+def positions(problem: Problem, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """Where each op runs: a repeat belongs to the next op that runs for the first time.
+
+    The schedule must run first times in program order, as online policies do.
+    """
+    places: list[set[int]] = [set() for _ in problem.ops]
+    current = 0
+    for op in schedule:
+        places[op].add(current)
+        if op == current:
+            current += 1
+    return tuple(tuple(sorted(where)) for where in places)
 
 
 def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
     """Plans for the smallest pool that can be reached.
 
-    The pool shrinks step by step, each plan starting from the last one; where that ends,
-    the last plan that fitted is planned again from scratch.
+    The pool shrinks step by step, each plan starting from the last one; where that
+    ends, the last plan that fitted is planned again from scratch.
     """
     effort = effort or Effort()
     state = Retention(problem)

@@ -7,7 +7,7 @@ the ops of the `Problem`; equations that own none are computed inside every op t
 reads them (`Unit.inlined`), as XLA does.
 
 Three corrections to what the assignment says:
-  * a reshape that owns bytes only renames those of its operand, so ownership moves there;
+  * a reshape that owns bytes only renames those of its operand: ownership moves there;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case;
   * a value narrower than what it is computed from (a mask from random bits, a bfloat16
     copy) with readers in several ops is worth owning: keeping it can be cheaper than
@@ -139,7 +139,9 @@ class _Graph:
         self.consumers: dict[Variable, list[int]] = defaultdict(list)
         for k, equation in enumerate(self.equations):
             if equation.is_barrier:
-                for source, target in zip(equation.inputs, equation.outputs, strict=True):
+                for source, target in zip(
+                    equation.inputs, equation.outputs, strict=True
+                ):
                     if not isinstance(source, Literal):
                         self.alias_of[target] = self.resolve(source)
                 continue

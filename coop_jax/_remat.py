@@ -19,7 +19,9 @@ type NameSpec = str | Sequence[str]
 
 
 @overload
-def remat(fun: Callable, budget: BudgetLike = ..., **options: Any) -> "Rematerialized": ...
+def remat(
+    fun: Callable, budget: BudgetLike = ..., **options: Any
+) -> "Rematerialized": ...
 @overload
 def remat(
     *, budget: BudgetLike = ..., **options: Any
@@ -34,8 +36,8 @@ def remat(
 ) -> Any:
     """Makes a training step fit a memory budget.
 
-    The whole step is traced (forward, backward, optimizer), compiled once as it is, and,
-    if it is over the budget, rewritten: values are computed later, or dropped and
+    The whole step is traced (forward, backward, optimizer), compiled once as it is,
+    and, if it is over the budget, rewritten: values are computed later, or dropped and
     computed again, in an order that XLA is made to follow. The program that comes back
     is compiled and measured before it is used. Results are those of the step; random
     bits are identical; effects happen once and in order.
@@ -56,7 +58,8 @@ def remat(
         `out_shardings`.
 
     Returns:
-      A `Rematerialized` function, called like the step. It plans once per set of shapes.
+      A `Rematerialized` function, called like the step. It plans once per set of
+      shapes.
 
     Raises:
       ValueError: the budget is not one (at once, not at the first call).
@@ -138,7 +141,7 @@ class Rematerialized:
         key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
         if key not in self._fitted:
             step = flat_step(traced, leaves)
-            bench = Workbench(step, PLANNERS[self._policy], self._policy)
+            bench = Workbench(step, self._policy)
             limit = _device_limit(step)
             budget = self._budget.resolve(bench.unplanned.total, limit)
             if budget is None:

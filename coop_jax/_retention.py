@@ -1,10 +1,10 @@
 """Which values are alive when, kept up to date while recomputations come and go.
 
 Time is the program order. Op `k` runs at its own position `k`; a rematerialization of
-`k` at position `b > k` runs just before op `b`. A step is therefore a pair `(b, k)` with
-`k <= b`, and steps run in that order; as one integer, `b * len(ops) + k`. Because inputs
-have smaller op numbers than their readers, every group of steps at one position is in
-dependency order by construction.
+`k` at position `b > k` runs just before op `b`. A step is therefore a pair `(b, k)`
+with `k <= b`, and steps run in that order; as one integer, `b * len(ops) + k`. Because
+inputs have smaller op numbers than their readers, every group of steps at one position
+is in dependency order by construction.
 
 A value's instance is alive from the step that computes it to its last reader before the
 next instance (Moccasin's retention intervals, arXiv 2304.14366, without a limit on the
@@ -36,7 +36,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A value kept alive from `start` to `end` (positions) without being read between."""
+    """A value kept from position `start` to `end` without being read between."""
 
     value: ValueId
     start: int
@@ -159,7 +159,7 @@ class Retention:
             self.sweep(self._producers(op), log)
 
     def sweep(self, ops: list[OpId], log: list[Edit]) -> None:
-        """Removes steps of `ops` that nothing reads, and then their inputs' likewise."""
+        """Removes steps of `ops` that nothing reads, then their inputs' likewise."""
         todo = list(ops)
         while todo:
             op = todo.pop()
@@ -363,5 +363,7 @@ def _movability(problem: Problem) -> tuple[list[bool], list[int]]:
     for op in problem.ops:
         overwrites = any(problem.values[v].overwrites is not None for v in op.outputs)
         is_fixed.append(overwrites or not op.is_recomputable or not op.outputs)
-        deadline.append(min((overwritten_at.get(v, end) for v in op.inputs), default=end))
+        deadline.append(
+            min((overwritten_at.get(v, end) for v in op.inputs), default=end)
+        )
     return is_fixed, deadline

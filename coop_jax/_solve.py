@@ -26,15 +26,13 @@ from ._emit import emit
 from ._errors import BudgetError
 from ._measure import MemoryUse, memory_use
 from ._plan import Plan, actions
-from ._planner import Effort, Planned, plan, smallest
+from ._planner import Effort, Planned
+from ._policies import PLANNERS
 from ._profile import Profile, profile, scope
 from ._types import Problem, Schedule
 from ._validate import live_bytes, live_ranges
 
 logger = logging.getLogger("coop_jax")
-
-type Planner = Callable[[Problem, int, Effort], Planned]
-"""(problem, pool in bytes, effort) -> schedule."""
 
 _MOST_TRIES = 4
 _WORTH_LOOSENING = 0.03
@@ -67,10 +65,10 @@ class Candidate:
 class Workbench:
     """All that is known of one step with one set of shapes."""
 
-    def __init__(self, step: FlatStep, planner: Planner = plan, policy: str = "coop"):
+    def __init__(self, step: FlatStep, policy: str = "coop"):
         self.step = step
-        self.planner = planner
         self.policy = policy
+        self.planner = PLANNERS[policy]
         self.candidates: list[Candidate] = []
         self.plan_seconds = 0.0
         self.compile_seconds = 0.0
@@ -125,7 +123,7 @@ class Workbench:
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
         if self._floor is None:
-            planned = self._timed(lambda: smallest(self.problem, effort))
+            planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
             self._compile(planned)
             self._floor = min(
                 (self.baseline, *self.candidates), key=lambda c: c.memory.total
@@ -177,7 +175,7 @@ class Workbench:
                 return
 
     def _expected_surplus(self, room: int) -> int:
-        """What XLA adds to the model's bytes, by the nearest program compiled so far."""
+        """What XLA adds to the model's bytes, by the nearest program compiled."""
         if not self.candidates:
             return int(room * (1 - 1 / _FIRST_MARGIN))
         nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
@@ -189,7 +187,9 @@ class Workbench:
         for _ in range(3):
             if pool <= 0:
                 return None
-            planned = self._timed(lambda: self.planner(self.problem, pool, effort))
+            planned = self._timed(
+                lambda pool=pool: self.planner.plan(self.problem, pool, effort)
+            )
             if not planned.fits:
                 return None
             packed = self._packed(planned.schedule)

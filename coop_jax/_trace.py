@@ -5,8 +5,8 @@ A `Program` is one straight line: nested `jit`, `custom_jvp_call`, `custom_vjp_c
 Loops, branches, `shard_map`, kernels and every primitive not named here stay whole: one
 opaque equation. Variables are small integers, so that everything downstream can index.
 
-`jax.checkpoint` lowers to an `optimization_barrier` in front of its body; inlining keeps
-that barrier as an equation (`Equation.is_barrier`), because the unplanned program
+`jax.checkpoint` lowers to an `optimization_barrier` in front of its body; inlining
+keeps that barrier as an equation (`Equation.is_barrier`), because the unplanned program
 must behave as the user wrote it. The planner sees through it: each output is the input.
 """
 

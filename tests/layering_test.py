@@ -16,6 +16,8 @@ JAX_FREE = (
     "_types",
     "_arena",
     "_online",
+    "_eviction",
+    "_policies",
     "_planner",
     "_retention",
     "_buffer_assignment",

@@ -1,0 +1,244 @@
+"""The planner: two cases by eye, random problems, and the optimum of tiny ones."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from validate_test import random_problem
+
+from coop_jax._planner import Effort, plan, smallest
+from coop_jax._types import Op, Problem, Value, ValueId
+from coop_jax._validate import live_bytes, validate
+
+seeds = st.integers(0, 2**32)
+QUICK = Effort(rounds=10, time_limit=5.0)
+
+
+def op(inputs: tuple[int, ...], output: int, cost: float, workspace: int = 0) -> Op:
+    return Op(f"op{output}", inputs, (output,), cost, workspace)
+
+
+# 1 (cheap) and 2 (dear) are computed from the argument and wait for op 3, 4 and 5
+# while 3 needs room; both are 4 bytes.
+CHEAP_AND_DEAR = Problem(
+    ops=(
+        op((0,), 1, cost=1.0),
+        op((1,), 2, cost=9.0),
+        op((2,), 3, cost=1.0, workspace=4),
+        op((1, 3), 4, cost=1.0),
+        op((2, 4), 5, cost=1.0),
+    ),
+    values=(
+        Value("x", 0, is_argument=True),
+        Value("cheap", 4),
+        Value("dear", 4),
+        Value("small", 1),
+        Value("smaller", 1),
+        Value("y", 0, is_output=True),
+    ),
+    alignment=1,
+)
+
+
+def peak_of(problem: Problem) -> int:
+    return max(live_bytes(problem, problem.program_order), default=0)
+
+
+def test_drops_what_is_cheap_to_recompute_and_keeps_what_is_dear() -> None:
+    assert live_bytes(CHEAP_AND_DEAR, (0, 1, 2, 3, 4)) == [4, 8, 13, 10, 5]
+    planned = plan(CHEAP_AND_DEAR, 10)
+    assert planned.fits
+    assert planned.schedule == (0, 1, 2, 0, 3, 4)
+    assert planned.positions == ((0, 3), (1,), (2,), (3,), (4,))
+    assert (planned.peak, planned.cost) == (10, 14.0)
+
+
+def test_moves_what_is_needed_late_for_free() -> None:
+    # 1 is written first but read last, after the 8 bytes of 2 have come and gone.
+    problem = Problem(
+        ops=(op((0,), 1, 5.0), op((0,), 2, 5.0), op((2,), 3, 1.0), op((1, 3), 4, 1.0)),
+        values=(
+            Value("x", 0, is_argument=True),
+            Value("late", 4),
+            Value("big", 8),
+            Value("small", 1),
+            Value("y", 0, is_output=True),
+        ),
+    )
+    assert live_bytes(problem, problem.program_order) == [4, 12, 13, 5]
+    planned = plan(problem, 9)
+    assert planned.fits
+    assert planned.schedule == (1, 2, 0, 3)
+    assert planned.positions == ((3,), (1,), (2,), (3,))
+    assert (planned.peak, planned.cost) == (9, problem.cost(problem.program_order))
+
+
+def test_says_so_when_nothing_fits() -> None:
+    planned = plan(CHEAP_AND_DEAR, 8)
+    assert not planned.fits
+    assert planned.peak > 8
+    validate(CHEAP_AND_DEAR, planned.schedule)
+
+
+def test_the_smallest_pool_by_eye() -> None:
+    # Op 2 reads 4 bytes, writes 1 and has 4 of workspace: no schedule has less.
+    planned = smallest(CHEAP_AND_DEAR)
+    assert planned.fits
+    assert planned.peak == 9
+
+
+def test_an_argument_is_not_read_after_it_is_overwritten() -> None:
+    # Value 1 had best be computed just before its only reader, but x is gone by then.
+    values = [
+        Value("x", 0, is_argument=True),
+        Value("read", 8),
+        Value("grad", 4),
+        Value("new x", 0, is_output=True),
+        Value("y", 0, is_output=True),
+    ]
+    ops = (op((0,), 1, 1.0), op((0,), 2, 1.0, 8), op((2,), 3, 1.0), op((1,), 4, 1.0))
+    assert plan(Problem(ops, tuple(values)), 12).schedule == (1, 2, 0, 3)
+    values[3] = Value("new x", 0, is_output=True, overwrites=0)
+    donated = Problem(ops, tuple(values))
+    schedule = plan(donated, 12).schedule
+    validate(donated, schedule)
+    assert schedule.index(0) < schedule.index(2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=seeds, length=st.integers(1, 30), share=st.floats(0.3, 1.1))
+def test_a_plan_is_valid_and_no_larger_than_it_claims(
+    seed: int, length: int, share: float
+) -> None:
+    problem = random_problem(seed, length)
+    pool = int(peak_of(problem) * share)
+    planned = plan(problem, pool, QUICK)
+    # This includes that no argument is read after it was overwritten.
+    validate(problem, planned.schedule)
+    assert planned.peak == max(live_bytes(problem, planned.schedule))
+    assert planned.fits == (planned.peak <= pool)
+    assert planned.cost == pytest.approx(problem.cost(planned.schedule))
+    assert planned.cost >= problem.cost(problem.program_order) * (1 - 1e-9)
+    steps = [(b, k) for k, places in enumerate(planned.positions) for b in places]
+    assert planned.schedule == tuple(k for _, k in sorted(steps))
+    assert plan(problem, pool, QUICK) == planned, "plans are deterministic"
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=seeds, length=st.integers(1, 30))
+def test_with_room_for_everything_the_program_runs_as_it_is(
+    seed: int, length: int
+) -> None:
+    problem = random_problem(seed, length)
+    planned = plan(problem, peak_of(problem), QUICK)
+    assert planned.fits
+    assert planned.schedule == problem.program_order
+    assert planned.positions == tuple((k,) for k in problem.program_order)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=seeds, length=st.integers(1, 30))
+def test_the_smallest_plan_is_feasible_and_no_larger_than_the_program(
+    seed: int, length: int
+) -> None:
+    problem = random_problem(seed, length)
+    planned = smallest(problem, QUICK)
+    validate(problem, planned.schedule)
+    assert planned.fits
+    assert planned.peak == max(live_bytes(problem, planned.schedule))
+    assert planned.peak <= peak_of(problem)
+    assert smallest(problem, QUICK) == planned
+
+
+def test_a_program_without_bytes_has_a_smallest_plan() -> None:
+    values = (Value("x", 0, is_argument=True), Value("y", 0, is_output=True))
+    problem = Problem((op((0,), 1, 1.0),), values)
+    assert smallest(problem).schedule == (0,)
+    assert smallest(Problem((), ())).schedule == ()
+
+
+def tiny_training_step(seed: int) -> Problem:
+    """At most four layers forward, and the same backward, reading some of them."""
+    rng = random.Random(seed)
+    layers = rng.randint(2, 4)
+    values = [Value("x", 0, is_argument=True)]
+    ops: list[Op] = []
+
+    def add(inputs: set[int], size: int, cost: float) -> int:
+        values.append(Value(f"v{len(values)}", size, is_output=size == 0))
+        ops.append(op(tuple(sorted(inputs)), len(values) - 1, cost))
+        return len(values) - 1
+
+    state, saved = 0, []
+    for _ in range(layers):
+        new = add({state}, rng.choice([1, 2, 4, 8]), rng.choice([1.0, 1.0, 2.0, 5.0]))
+        saved.append((state, new))
+        state = new
+    for layer in reversed(range(layers)):
+        reads = {state, *(v for v in saved[layer] if rng.random() < 0.7)}
+        state = add(reads, rng.choice([1, 2, 4]) if layer else 0, 1.0)
+    return Problem(tuple(ops), tuple(values), alignment=1)
+
+
+def cheapest_cost(problem: Problem, pool: int) -> float | None:
+    """The least cost of any schedule, in any order, by Dijkstra over live sets."""
+    wanted = {v for v, value in enumerate(problem.values) if value.is_output}
+    start: frozenset[ValueId] = frozenset()
+    best = {start: 0.0}
+    tie = itertools.count()
+    heap = [(0.0, next(tie), start)]
+    while heap:
+        cost, _, live = heapq.heappop(heap)
+        if wanted <= live:
+            return cost
+        for paid, after in _next_states(problem, pool, live):
+            if cost + paid < best.get(after, float("inf")):
+                best[after] = cost + paid
+                heapq.heappush(heap, (cost + paid, next(tie), after))
+    return None
+
+
+def _next_states(
+    problem: Problem, pool: int, live: frozenset[ValueId]
+) -> Iterator[tuple[float, frozenset[ValueId]]]:
+    """Drop a value, or run an op for which there is room."""
+    for v in live:
+        yield 0.0, live - {v}
+    for spec in problem.ops:
+        is_ready = all(v in live or problem.values[v].is_argument for v in spec.inputs)
+        after = live.union(spec.outputs)
+        size = sum(problem.values[v].size for v in after) + spec.workspace
+        if is_ready and size <= pool:
+            yield spec.cost, after
+
+
+def test_tiny_plans_cost_what_the_optimum_costs() -> None:
+    # Observed on 244 (problem, pool) pairs: 233 planned, all of them at the optimum; 11
+    # (5 %) not planned although some schedule fits. The smallest pool was on average
+    # 1.01 and at worst 1.34 times the smallest of any schedule.
+    planned_pools = missed_pools = 0
+    for seed in range(60):
+        problem = tiny_training_step(seed)
+        feasible = []
+        for pool in range(1, peak_of(problem) + 1):
+            optimum = cheapest_cost(problem, pool)
+            planned = plan(problem, pool, QUICK)
+            if optimum is None:
+                assert not planned.fits, (seed, pool)
+                continue
+            feasible.append(pool)
+            if planned.fits:
+                assert optimum - 1e-9 <= planned.cost <= 1.1 * optimum, (seed, pool)
+                planned_pools += 1
+            else:
+                missed_pools += 1
+        assert feasible[0] <= smallest(problem, QUICK).peak <= 1.5 * feasible[0], seed
+    assert missed_pools <= 0.1 * planned_pools
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
