@@ -96,7 +96,7 @@ class _Sweep:
         self.options: dict[str, Any] = {}
         if settings.backend == "h200":
             self.args = h200.on_device(self.args)
-            self.options = {"compiler_options": h200.CUBLAS_ONLY}
+            self.options = {"compiler_options": h200.COMPILER_OPTIONS}
         self.entries: list[Entry] = []
         self.step = self._flatten(self._trace(model))
         self._flops, self._counted = 1.0, program_flops(self.step.program)

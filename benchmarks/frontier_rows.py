@@ -1,6 +1,7 @@
 """One measured program as a row, and rows as JSON."""
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import os
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jaxlib
 
 PLAIN, FLAT, CHECKPOINT, COOP = "no remat", "no remat, flat", "checkpoint", "coop"
 
@@ -109,7 +109,7 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
     }
 
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ._loops import scan_from, stacks
 from ._profile import Profile
 from ._trace import Variable, read
 from ._types import OpId
@@ -31,7 +32,7 @@ type Positions = Sequence[Sequence[int]]
 
 _SMALL = 1 / 65536
 _SMALLEST = 4096
-_FILL = -1  # key of a tied literal: variables are >= 0, equation k's literal is -1 - k
+_FILL = -1  # key of a tied literal: variables are >= 0, equation k's is -1 - k
 
 
 def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
@@ -123,9 +124,15 @@ class _Emission:
         for k in sorted(fills):
             literal = self.program.equations[k].inputs[0]
             tied[_FILL - k] = jnp.asarray(literal.val, literal.aval.dtype)
+        roots = {self.profile.units[op].root for op in group}
+        for k in sorted(filter(self._stacks, roots)):
+            tied[_FILL - k] = jnp.zeros((), jnp.int32)
         if tied:
             *behind, _ = lax.optimization_barrier([*tied.values(), self.trigger])
             local.update(zip(tied, behind, strict=True))
+
+    def _stacks(self, k: int) -> bool:
+        return stacks(self.program.equations[k])
 
     def _compute(self, op: OpId, local: dict[Variable, Any]) -> None:
         """Runs an op's equations; inlined ones are shared within the group."""
@@ -136,14 +143,18 @@ class _Emission:
             equation = equations[k]
             if k != unit.root and equation.outputs[0] in local:
                 continue
-            if _FILL - k in local:
-                operands = [local[_FILL - k]]
+            operands = [
+                read(local, alias_of.get(a, a) if isinstance(a, int) else a)
+                for a in equation.inputs
+            ]
+            seed = local.get(_FILL - k)
+            if seed is None:
+                outputs = equation.bind(*operands)
+            elif self._stacks(k):
+                outputs = scan_from(equation, operands, seed)
             else:
-                operands = [
-                    read(local, alias_of.get(a, a) if isinstance(a, int) else a)
-                    for a in equation.inputs
-                ]
-            local.update(zip(equation.outputs, equation.bind(*operands), strict=True))
+                outputs = equation.bind(seed)
+            local.update(zip(equation.outputs, outputs, strict=True))
         for v in equations[unit.root].outputs:
             self.env[v] = local[v]
 

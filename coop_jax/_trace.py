@@ -10,9 +10,10 @@ keeps that barrier as an equation (`Equation.is_barrier`), because the unplanned
 must behave as the user wrote it. The planner sees through it: each output is the input.
 """
 
+import contextlib
 import os.path
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +81,19 @@ class Equation:
         """The user's own `file:line (function)`, or the name scopes if unknown."""
         return _location(self.source) or str(self.scope)
 
-    def bind(self, *values: Any) -> list[Any]:
-        """Re-traces the equation on new values, under its own names and context."""
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Names, source and settings under which the equation was traced."""
         stack = source_info_util.current_name_stack() + self.scope
         with (
             source_info_util.user_context(self.source.traceback, name_stack=stack),
             self.context.manager,
         ):
+            yield
+
+    def bind(self, *values: Any) -> list[Any]:
+        """Re-traces the equation on new values."""
+        with self.entered():
             params = self.primitive.get_bind_params(self.params)
             out = self.primitive.bind(*values, **params)
         return list(out) if self.primitive.multiple_results else [out]
