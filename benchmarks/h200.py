@@ -1,7 +1,7 @@
 """An H200 that is only described: XLA compiles for it on any machine, runs nothing.
 
-The GPU compiler works without a GPU, and `memory_analysis()` of what it compiles is what
-a card gets, but for autotuning. There is no `cost_analysis()`.
+The GPU compiler works without a GPU, and `memory_analysis()` of what it compiles is
+what a card gets, but for autotuning. There is no `cost_analysis()`.
 
     lowered = jax.jit(step).lower(*on_device(abstract_args))
     lowered.compile(compiler_options=COMPILER_OPTIONS).memory_analysis()
@@ -43,9 +43,9 @@ COMPILER_OPTIONS = {
     "xla_backend_optimization_level": 0,
     "xla_gpu_force_compilation_parallelism": os.cpu_count() or 1,
 }
-"""Matrix products are library calls, as autotuning chooses for most, and their workspace
-is counted. No time goes into good machine code: that comes after the buffers are laid
-out, and nothing runs it."""
+"""Matrix products are library calls, as autotuning chooses for most, and their
+workspace is counted. No time goes into good machine code: that comes after the buffers
+are laid out, and nothing runs it."""
 
 _PACKAGES = {
     "jax_plugins.xla_cuda12": "jax-cuda12-pjrt",

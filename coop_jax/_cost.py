@@ -88,7 +88,7 @@ def program_flops(program: Program, equations: Sequence[int] | None = None) -> f
 def _flops(name: str, params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
     if name in flop_rules:
         return flop_rules[name](params, ins, outs)
-    bodies = jexc.jaxprs_in_params(params)
+    bodies = list(jexc.jaxprs_in_params(params))
     if bodies:
         return sum(_jaxpr_flops(body) for body in bodies)
     if name in _FREE:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._loops import scan_from, stacks
-from ._profile import Profile
+from ._profile import Profile, Unit
 from ._trace import Variable, read
 from ._types import OpId
 
@@ -135,28 +135,11 @@ class _Emission:
         return stacks(self.program.equations[k])
 
     def _compute(self, op: OpId, local: dict[Variable, Any]) -> None:
-        """Runs an op's equations; inlined ones are shared within the group."""
         unit = self.profile.units[op]
-        equations = self.program.equations
-        alias_of = self.profile.alias_of
-        for k in itertools.chain(unit.inlined, [unit.root]):
-            equation = equations[k]
-            if k != unit.root and equation.outputs[0] in local:
-                continue
-            operands = [
-                read(local, alias_of.get(a, a) if isinstance(a, int) else a)
-                for a in equation.inputs
-            ]
-            seed = local.get(_FILL - k)
-            if seed is None:
-                outputs = equation.bind(*operands)
-            elif self._stacks(k):
-                outputs = scan_from(equation, operands, seed)
-            else:
-                outputs = equation.bind(seed)
-            local.update(zip(equation.outputs, outputs, strict=True))
-        for v in equations[unit.root].outputs:
-            self.env[v] = local[v]
+        outputs = compute_unit(self.profile, unit, local)
+        self.env.update(
+            zip(self.program.equations[unit.root].outputs, outputs, strict=True)
+        )
 
     def _set_trigger(self, group: Sequence[OpId]) -> None:
         """The largest result of the group's last op that produces an array."""
@@ -166,3 +149,34 @@ class _Emission:
             if sized:
                 self.trigger = max((self.env[v] for v in sized), key=lambda x: x.size)
                 return
+
+
+def compute_unit(profile: Profile, unit: Unit, local: dict[Variable, Any]) -> list[Any]:
+    """Runs a unit's equations; inlined ones are shared with others in `local`.
+
+    Args:
+      profile: of the program.
+      unit: one of its units.
+      local: values of the unit's inputs; receives what is computed.
+
+    Returns:
+      The values of the root's outputs.
+    """
+    alias_of = profile.alias_of
+    for k in itertools.chain(unit.inlined, [unit.root]):
+        equation = profile.program.equations[k]
+        if k != unit.root and equation.outputs[0] in local:
+            continue
+        operands = [
+            read(local, alias_of.get(a, a) if isinstance(a, int) else a)
+            for a in equation.inputs
+        ]
+        seed = local.get(_FILL - k)
+        if seed is None:
+            outputs = equation.bind(*operands)
+        elif stacks(equation):
+            outputs = scan_from(equation, operands, seed)
+        else:
+            outputs = equation.bind(seed)
+        local.update(zip(equation.outputs, outputs, strict=True))
+    return [local[v] for v in profile.program.equations[unit.root].outputs]

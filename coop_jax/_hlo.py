@@ -55,7 +55,6 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "is_parameter": (5, "bool"),
         "maybe_live_out": (7, "bool"),
         "assigned": (9, "Assigned*"),
-        "is_tuple": (11, "bool"),
         "is_constant": (12, "bool"),
     },
     "BufferAssignment": {
@@ -64,6 +63,9 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     },
     "Hlo": {"module": (1, "HloModule"), "buffer_assignment": (3, "BufferAssignment")},
 }
+
+_NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
+"""Opcodes whose buffers are tables of pointers or belong to something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,13 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
     logical = {b.id: b for b in assignment.logical_buffers}
     found = []
     for allocation in assignment.allocations:
-        if allocation.is_constant or allocation.is_tuple or allocation.is_thread_local:
+        if allocation.is_constant or allocation.is_thread_local:
             continue
         is_temporary = not (allocation.is_parameter or allocation.maybe_live_out)
         for part in allocation.assigned:
             defined = logical[part.logical_buffer_id].defined_at
             instruction = instructions.get(defined.instruction_id)
-            if instruction is None or instruction.opcode == "parameter":
+            if instruction is None or instruction.opcode in _NOT_WRITTEN:
                 continue
             found.append(
                 OwnedBuffer(

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 import jax
@@ -14,8 +14,7 @@ from ._planner import Effort
 from ._policies import PLANNERS
 from ._solve import Candidate, Workbench
 
-type ArgSpec = int | Sequence[int]
-type NameSpec = str | Sequence[str]
+COST_MODELS = ("roofline", "measured")
 
 
 @overload
@@ -31,6 +30,7 @@ def remat(
     budget: BudgetLike = None,
     *,
     policy: str = "coop",
+    cost_model: str = "roofline",
     time_limit: float = 20.0,
     **jit_options: Any,
 ) -> Any:
@@ -52,6 +52,9 @@ def remat(
         written, `"min"` for the smallest reachable, or None for the device's own limit
         less 5 %.
       policy: the planner; `"coop"` unless you compare planners.
+      cost_model: where the cost of an operation comes from: `"roofline"` (its flops and
+        bytes at typical rates), or `"measured"` (timed on the device, each distinct
+        operation compiled alone: minutes for a large step).
       time_limit: seconds of refinement per plan, at most.
       **jit_options: for a plain function, what `jax.jit` takes: `donate_argnums`,
         `donate_argnames`, `static_argnums`, `static_argnames`, `in_shardings`,
@@ -77,9 +80,17 @@ def remat(
     if policy not in PLANNERS:
         known = ", ".join(map(repr, PLANNERS))
         raise ValueError(f"policy {policy!r} is not one of {known}.")
+    if cost_model not in COST_MODELS:
+        known = ", ".join(map(repr, COST_MODELS))
+        raise ValueError(f"cost_model {cost_model!r} is not one of {known}.")
     if fun is None:
         return lambda fun: remat(
-            fun, budget, policy=policy, time_limit=time_limit, **jit_options
+            fun,
+            budget,
+            policy=policy,
+            cost_model=cost_model,
+            time_limit=time_limit,
+            **jit_options,
         )
     if not callable(fun):
         raise TypeError(
@@ -95,16 +106,20 @@ def remat(
         )
     else:
         jitted = fun
-    return Rematerialized(jitted, asked, policy, Effort(time_limit=time_limit))
+    effort = Effort(time_limit=time_limit)
+    return Rematerialized(jitted, asked, policy, cost_model, effort)
 
 
 class Rematerialized:
     """A training step under a memory budget; made by `coop_jax.remat`."""
 
-    def __init__(self, jitted: Any, budget: Budget, policy: str, effort: Effort):
+    def __init__(
+        self, jitted: Any, budget: Budget, policy: str, cost_model: str, effort: Effort
+    ):
         self._jitted = jitted
         self._budget = budget
         self._policy = policy
+        self._cost_model = cost_model
         self._effort = effort
         self._fitted: dict[Any, _Fitted] = {}
         functools.update_wrapper(self, jitted, updated=())
@@ -141,7 +156,7 @@ class Rematerialized:
         key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
         if key not in self._fitted:
             step = flat_step(traced, leaves)
-            bench = Workbench(step, self._policy)
+            bench = Workbench(step, self._policy, self._cost_model)
             limit = _device_limit(step)
             budget = self._budget.resolve(bench.unplanned.total, limit)
             if budget is None:

@@ -29,6 +29,7 @@ from ._plan import Plan, actions
 from ._planner import Effort, Planned
 from ._policies import PLANNERS
 from ._profile import Profile, profile, scope
+from ._timing import with_measured_costs
 from ._types import Problem, Schedule
 from ._validate import live_bytes, live_ranges
 
@@ -65,7 +66,9 @@ class Candidate:
 class Workbench:
     """All that is known of one step with one set of shapes."""
 
-    def __init__(self, step: FlatStep, policy: str = "coop"):
+    def __init__(
+        self, step: FlatStep, policy: str = "coop", cost_model: str = "roofline"
+    ):
         self.step = step
         self.policy = policy
         self.planner = PLANNERS[policy]
@@ -83,6 +86,8 @@ class Workbench:
         self.profile: Profile = profile(
             step.program, self._buffers, self.unplanned.fixed, step.platform
         )
+        if cost_model == "measured":
+            self.profile = with_measured_costs(self.profile)
         self.plan_seconds += time.perf_counter() - start
         order = self.problem.program_order
         self.baseline = Candidate(

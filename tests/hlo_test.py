@@ -1,0 +1,138 @@
+"""What XLA assigned, read back from the compiled program."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from coop_jax._hlo import OwnedBuffer, dump_directory, dump_options, owned_buffers
+
+
+def float32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def compiled(function: Callable, *args: Any, **options: Any) -> Any:
+    return jax.jit(function, **options).lower(*args).compile()
+
+
+def named(buffers: list[OwnedBuffer], name: str) -> list[OwnedBuffer]:
+    return [buffer for buffer in buffers if f"{name}/" in buffer.op_name]
+
+
+def three_products(x, w):
+    with jax.named_scope("first"):
+        x = x @ w
+    with jax.named_scope("chain"):
+        x = jnp.exp(jnp.tanh(x) * 2) + 1
+    with jax.named_scope("second"):
+        x = x @ w
+    with jax.named_scope("last"):
+        return jnp.sum(x)
+
+
+def test_every_result_has_its_name_and_its_size() -> None:
+    buffers = owned_buffers(compiled(three_products, float32(64, 32), float32(32, 32)))
+    for name in ("first", "chain", "second"):
+        (buffer,) = named(buffers, name)
+        assert buffer.size == 64 * 32 * 4, name
+        assert buffer.is_temporary, name
+    (last,) = named(buffers, "last")
+    assert last.size == 4
+    assert not last.is_temporary
+
+
+def test_a_fused_chain_has_one_buffer_named_after_its_last_equation() -> None:
+    buffers = owned_buffers(compiled(three_products, float32(64, 32), float32(32, 32)))
+    (chain,) = named(buffers, "chain")
+    assert chain.op_name.endswith("chain/add")
+
+
+def test_temporaries_lie_within_the_block_that_xla_measures() -> None:
+    program = compiled(three_products, float32(64, 32), float32(32, 32))
+    temporary = [b for b in owned_buffers(program) if b.is_temporary]
+    assert len({buffer.allocation for buffer in temporary}) == 1
+    reach = max(buffer.offset + buffer.size for buffer in temporary)
+    assert reach == program.memory_analysis().temp_size_in_bytes
+
+
+def test_arguments_are_nobodys_result() -> None:
+    buffers = owned_buffers(compiled(lambda x: jnp.sin(x), float32(64, 32)))
+    assert [buffer.size for buffer in buffers] == [64 * 32 * 4]
+    assert all(buffer.opcode != "parameter" for buffer in buffers)
+
+
+def test_a_donated_argument_holds_the_result_that_takes_its_bytes() -> None:
+    update = compiled(lambda w, g: w - g, *[float32(64, 32)] * 2, donate_argnums=0)
+    (buffer,) = owned_buffers(update)
+    assert update.memory_analysis().alias_size_in_bytes == buffer.size
+    assert not buffer.is_temporary
+
+
+def test_each_result_of_a_fusion_has_its_own_name() -> None:
+    def both(x):
+        with jax.named_scope("plus"):
+            plus = x + 1
+        with jax.named_scope("halved"):
+            halved = (plus * 0.5).astype(jnp.bfloat16)
+        return plus, halved
+
+    buffers = owned_buffers(compiled(both, float32(64, 32)))
+    assert [b.size for b in named(buffers, "plus")] == [64 * 32 * 4]
+    assert [b.size for b in named(buffers, "halved")] == [64 * 32 * 2]
+
+
+def looped(x, w):
+    with jax.named_scope("before"):
+        x = x @ w
+    with jax.named_scope("loop"):
+        x = lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ w), x)
+    with jax.named_scope("after"):
+        return jnp.sum(x @ w)
+
+
+def random(x, key):
+    with jax.named_scope("draw"):
+        bits = jax.random.bits(key, x.shape)
+    return jnp.where(bits > 7, x, 0) @ x.T
+
+
+# The tuple of the loop lies in the same block as everything else.
+@pytest.mark.parametrize(
+    ("function", "args", "names"),
+    [
+        (looped, (float32(64, 32), float32(32, 32)), ("before", "after")),
+        (random, (float32(64, 32), jax.eval_shape(jax.random.key, 0)), ("draw",)),
+    ],
+    ids=["loop", "random bits"],
+)
+def test_a_loop_hides_no_temporaries(
+    function: Callable, args: tuple, names: tuple[str, ...]
+) -> None:
+    program = compiled(function, *args)
+    buffers = owned_buffers(program)
+    temporary = [buffer for buffer in buffers if buffer.is_temporary]
+    reach = max((b.offset + b.size for b in temporary), default=0)
+    assert reach >= 0.95 * program.memory_analysis().temp_size_in_bytes
+    for name in names:
+        assert max(b.size for b in named(buffers, name)) == 64 * 32 * 4, name
+
+
+def test_a_dump_says_what_the_compiled_program_says() -> None:
+    lowered = jax.jit(three_products).lower(float32(64, 32), float32(32, 32))
+    with dump_directory() as directory:
+        program = lowered.compile(compiler_options=dump_options(directory))
+        assert owned_buffers(program, directory) == owned_buffers(program)
+
+
+def test_a_dump_that_is_not_there_is_an_error() -> None:
+    with dump_directory() as directory:
+        with pytest.raises(RuntimeError, match="xla_dump_to"):
+            owned_buffers(None, directory)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
