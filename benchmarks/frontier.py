@@ -164,7 +164,8 @@ class _Sweep:
             return
         plan = bench.describe(candidate, budget)
         row = self._row(
-            COOP, label, candidate.compiled, requested=budget, predicted=plan.predicted,
+            COOP, label, candidate.compiled, requested=budget,
+            predicted=plan.predicted if plan.is_planned else None,
             counted_flops=plan.flops, estimated_time=plan.time, **spent.until(bench),
         )  # fmt: skip
         self._add(row, self._unflattened(candidate.compiled))

@@ -29,7 +29,7 @@ class Row:
       requested: bytes asked for.
       measured: `argument + output - alias + temp` by XLA.
       temp: bytes of XLA's temporary block.
-      predicted: total bytes the planner expected.
+      predicted: total bytes the planner expected of its plan.
       floor: where there is no program, the smallest bytes reached.
       flops: by XLA's cost analysis, over those of `PLAIN`.
       counted_flops: of the traced or emitted program, over those of `PLAIN`.

@@ -71,11 +71,16 @@ def flat_step(traced: Any, leaves: Sequence[Any]) -> FlatStep:
       leaves: its dynamic arguments, flat.
     """
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
+    captured = len(traced.jaxpr.jaxpr.invars) - len(donated)
+    if captured:
+        raise TypeError(
+            f"the step uses {captured} values of an enclosing `jax.jit`, `grad` or "
+            "`vmap` that are not among its arguments. Pass them as arguments."
+        )
     program = flatten(traced.jaxpr, donated)
     abstract = tuple(_abstract(leaf) for leaf in leaves)
-    return FlatStep(
-        traced, program, abstract, _platform(leaves), _sharding_options(traced)
-    )
+    options = _sharding_options(traced, program)
+    return FlatStep(traced, program, abstract, _platform(leaves), options)
 
 
 def _abstract(leaf: Any) -> Any:
@@ -106,7 +111,7 @@ def _platform(leaves: Sequence[Any]) -> str:
     return "gpu" if platform in ("cuda", "rocm") else str(platform)
 
 
-def _sharding_options(traced: Any) -> dict[str, Any]:
+def _sharding_options(traced: Any, program: Program) -> dict[str, Any]:
     """Shardings of a step partitioned over several devices, as XLA settled them.
 
     They are only known from the compiled step, so a partitioned step is compiled once
@@ -119,7 +124,13 @@ def _sharding_options(traced: Any) -> dict[str, Any]:
     if partitions is None or int(partitions.group(1)) == 1:
         return {}
     compiled = lowered.compile()
+    # Jit drops arguments that nothing reads; their sharding stays open.
+    read = {v for equation in program.equations for v in equation.variables}
+    read |= {atom for atom in program.outputs if isinstance(atom, int)}
+    settled = iter(jax.tree.leaves(compiled.input_shardings))
     return {
-        "in_shardings": tuple(jax.tree.leaves(compiled.input_shardings)),
+        "in_shardings": tuple(
+            next(settled) if v in read else None for v in program.arguments
+        ),
         "out_shardings": jax.tree.leaves(compiled.output_shardings),
     }

@@ -47,10 +47,12 @@ class Effort:
     Attributes:
       rounds: refinement rounds without improvement before stopping, and at most ten
         times as many in all.
+      moves: steps tried at most, seeds and refinement together; bounds the time.
       time_limit: seconds after which refinement stops wherever it is.
     """
 
     rounds: int = 10
+    moves: int = 12_000
     time_limit: float = 20.0
 
 
@@ -86,7 +88,7 @@ def plan(problem: Problem, pool: int, effort: Effort | None = None) -> Planned:
     """
     effort = effort or Effort()
     state = Retention(problem)
-    search = _Search(state, pool)
+    search = _Search(state, pool, effort)
     seeds = [state.snapshot(), *_lookahead_seed(problem, pool)]
     outcomes = []
     for seed in seeds:
@@ -130,9 +132,9 @@ def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
     """
     effort = effort or Effort()
     state = Retention(problem)
-    search = _Search(state, state.peak())
+    search = _Search(state, state.peak(), effort)
     best, best_peak = state.snapshot(), state.peak()
-    shrink = 0.9
+    shrink = 0.8
     while shrink < 0.995 and best_peak > 0:
         search.pool = int(best_peak * shrink)
         if search.relieve():
@@ -165,12 +167,13 @@ class _Relief:
 class _Search:
     """Moves on one `Retention` towards one pool size."""
 
-    def __init__(self, state: Retention, pool: int) -> None:
+    def __init__(self, state: Retention, pool: int, effort: Effort) -> None:
         self.state = state
         self.pool = pool
         self.minimum = max(1, int(state.peak() * _NEGLIGIBLE))
         self.tiny_cost = 1e-6 * state.cost + 1e-30
         self.rng = random.Random(0)
+        self.moves_left = effort.moves
         self.tabu: set[OpId] = set()
         self.relief = _Relief(state.bytes_at, pool)
         self.rate = np.inf
@@ -185,6 +188,8 @@ class _Search:
     def relieve(self, noise: float = 0.0) -> bool:
         """Adds rematerializations until nothing is over the pool, or nothing helps."""
         while excess := self.state.overload(self.pool):
+            if self.moves_left <= 0:
+                return False
             moves = self._rank(noise)
             if not self._take(moves, excess):
                 self.rate = 0.0
@@ -314,6 +319,7 @@ class _Search:
     def _try(self, steps: tuple[Step, ...], excess: int) -> tuple[float, list[Edit]]:
         """Applies and undoes the steps. Returns excess bytes taken away per second."""
         state, before = self.state, self.state.cost
+        self.moves_left -= len(steps)
         log: list[Edit] = []
         for op, position in steps:
             state.insert(op, position, log)
@@ -359,7 +365,8 @@ class _Search:
         idle = 0
         for _ in range(10 * effort.rounds):
             remats = state.remats()
-            if idle >= effort.rounds or not remats or time.monotonic() > deadline:
+            is_spent = self.moves_left <= 0 or time.monotonic() > deadline
+            if idle >= effort.rounds or not remats or is_spent:
                 break
             self._tear_out(remats)
             is_repaired = self.relieve(noise=0.3)

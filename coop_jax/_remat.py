@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, overload
 
 import jax
+import jax.extend.core as jexc
 
 from ._budget import Budget, BudgetLike, parse_budget
 from ._compile import FlatStep, flat_step
@@ -129,7 +130,7 @@ class Rematerialized:
         traced, leaves = self._trace(args, kwargs)
         fitted = self._fit(traced, leaves)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            flat = fitted.workbench.step.jit(fitted.candidate.function)(*leaves)
+            flat = fitted.call_traced(*leaves)
         else:
             flat = fitted.candidate.compiled(*leaves)
         return jax.tree.unflatten(traced.out_tree, flat)
@@ -175,6 +176,14 @@ class _Fitted:
         self.workbench = workbench
         self.candidate = candidate
         self.plan = plan
+
+    def call_traced(self, *leaves: Any) -> list[Any]:
+        """The planned step inside another trace; its derivative is the step's own."""
+        step = self.workbench.step
+        as_written = jexc.jaxpr_as_fun(step.traced.jaxpr)
+        call = jax.custom_jvp(step.jit(self.candidate.function))
+        call.defjvp(lambda primals, tangents: jax.jvp(as_written, primals, tangents))
+        return call(*leaves)
 
     def lower(self, args: tuple, kwargs: dict, traced: Any) -> jax.stages.Lowered:
         """Lowers under the step's own signature, static arguments left out."""

@@ -15,6 +15,7 @@ The naive version of all of this is `_validate.live_bytes`; tests compare the tw
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,11 @@ class Retention:
         self.sizes = [
             0 if problem.producer[v] < 0 else value.size
             for v, value in enumerate(problem.values)
+        ]
+        # Per op, the values that take bytes: most do not, and this is the inner loop.
+        self._sized = [
+            tuple(v for v in dict.fromkeys((*op.inputs, *op.outputs)) if self.sizes[v])
+            for op in problem.ops
         ]
         self.runs: list[list[int]] = [[k] for k in range(length)]
         self.groups: list[list[OpId]] = [[k] for k in range(length)]
@@ -282,7 +288,11 @@ class Retention:
     def _segments(self, value: ValueId) -> list[tuple[int, int]]:
         producer = self.problem.producer[value]
         length, reads = self.length, self.reads[value]
-        starts = [b * length + producer for b in self.runs[producer]]
+        runs = self.runs[producer]
+        if len(runs) == 1:
+            start = runs[0] * length + producer
+            return [(start, max(start, reads[-1]) if reads else start)]
+        starts = [b * length + producer for b in runs]
         segments = []
         for index, start in enumerate(starts):
             if index + 1 < len(starts):
@@ -310,10 +320,13 @@ class Retention:
         born: dict[int, int] = {}
         dying: dict[int, int] = {}
         live = 0
-        for v in {v for k in group for v in (*ops[k].inputs, *ops[k].outputs)}:
+        sized = self._sized
+        if len(group) == 1:
+            values: Iterable[ValueId] = sized[group[0]]
+        else:
+            values = {v for k in group for v in sized[k]}
+        for v in values:
             size = self.sizes[v]
-            if not size:
-                continue
             for start, stop in self.segments[v]:
                 if start >= high:
                     break

@@ -34,9 +34,8 @@ def main():
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
 
-    # A step over nnx modules becomes one over arrays: merge them, train, split again.
     def train_step(state, images, labels):
-        model, optimizer = nnx.merge(graph, state)
+        model, optimizer = nnx.merge(graph, state)  # a step over arrays, as jax wants
 
         def loss_of(model):
             losses = optax.softmax_cross_entropy_with_integer_labels

@@ -12,7 +12,7 @@ ROOT = Path(__file__).absolute().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEMO = "gpt_linen"
 
-_BYTES = re.compile(r"^  (budget|unplanned|planned) .*?\(([\d,]+) bytes\)", re.MULTILINE)
+_BYTES = re.compile(r"^  (budget|(?:un)?planned) .*?\(([\d,]+) bytes\)", re.MULTILINE)
 _LOSS = re.compile(r"^step +\d+  loss (\S+)$", re.MULTILINE)
 _TEMP = re.compile(r"^  unplanned .*of it temporary ([\d.]+) MiB$", re.MULTILINE)
 

@@ -11,7 +11,7 @@ from benchmarks import frontier, frontier_report, frontier_rows, h200
 from benchmarks.frontier_rows import CHECKPOINT, COOP, FLAT, PLAIN, Row, find
 from benchmarks.models import POLICIES, TrainingStep
 
-LAYERS, WIDTH, BATCH = 6, 32, 256
+LAYERS, WIDTH, BATCH = 3, 16, 256
 SETTINGS = frontier.Settings(shares=(0.7, 0.001), repeats=2)
 
 

@@ -1,0 +1,59 @@
+"""The documentation's Python runs, its links lead somewhere, its commands exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).absolute().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+
+
+def blocks(page: Path) -> list[str]:
+    """The page's Python, each block on its own line numbers."""
+    text = page.read_text()
+    return [
+        "\n" * text.count("\n", 0, match.start(1)) + match[1]
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def test_the_pages_are_found() -> None:
+    names = {page.stem for page in PAGES}
+    assert names >= {"README", "design", "budgets", "limits", "benchmarks"}
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if _BLOCK.search(p.read_text())], ids=lambda p: p.name
+)
+def test_the_python_of_a_page_runs_in_order(page: Path) -> None:
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for source in blocks(page):
+        exec(compile(source, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
+    links = _LINK.findall(page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_new_user_starts_with_the_demo_and_the_tests() -> None:
+    shell = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shell is not None
+    lines = [line.partition("#")[0].strip() for line in shell[1].splitlines()]
+    assert lines[:2] == ["./dev demo", "./dev test"]
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rows == list(project["optional-dependencies"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
