@@ -24,15 +24,19 @@ from jax import lax
 
 from ._loops import scan_from, stacks
 from ._profile import Profile, Unit
-from ._trace import Variable, read
+from ._trace import Atom, Literal, Variable, read
 from ._types import OpId
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planner.Planned.positions`)."""
 
+type Place = tuple[int, int]
+"""An equation and one of its inputs."""
+
 _SMALL = 1 / 65536
 _SMALLEST = 4096
-_FILL = -1  # key of a tied literal: variables are >= 0, equation k's is -1 - k
+STACKS = -1
+"""Place of the zeros that a scan stacks its outputs into."""
 
 
 def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
@@ -79,24 +83,21 @@ class _Emission:
     def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
         for group in plan:
             self._run_group(group)
-        alias_of = self.profile.alias_of
-        return [
-            read(self.env, alias_of.get(a, a) if isinstance(a, int) else a)
-            for a in self.program.outputs
-        ]
+        return [_value(self.profile, self.env, a) for a in self.program.outputs]
 
     def _run_group(self, group: Sequence[OpId]) -> None:
         reads = self._outside_reads(group)
         is_large = any(self._is_large(op) for op in group)
         local: dict[Variable, Any] = {v: self.env[v] for v in reads}
+        literals: dict[Place, Any] = {}
         if is_large and self.trigger is not None:
-            self._tie(local, group)
+            literals = self._tie(local, group)
         for op in group:
             if op in self.done:
                 with jax.named_scope("coop_recompute"):
-                    self._compute(op, local)
+                    self._compute(op, local, literals)
             else:
-                self._compute(op, local)
+                self._compute(op, local, literals)
                 self.done.add(op)
         if is_large:
             self._set_trigger(group)
@@ -117,26 +118,38 @@ class _Emission:
             problem.values[v].size >= self.small for v in (*spec.inputs, *spec.outputs)
         )
 
-    def _tie(self, local: dict[Variable, Any], group: Sequence[OpId]) -> None:
-        """Makes what the group starts from available only after the trigger."""
+    def _tie(
+        self, local: dict[Variable, Any], group: Sequence[OpId]
+    ) -> dict[Place, Any]:
+        """Makes what the group starts from available only after the trigger.
+
+        Updates `local`; returns the literals that now come from behind the barrier.
+        """
         tied = {v: x for v, x in local.items() if x is not self.trigger}
-        fills = {k for op in group for k in self.profile.units[op].fills}
-        for k in sorted(fills):
-            literal = self.program.equations[k].inputs[0]
-            tied[_FILL - k] = jnp.asarray(literal.val, literal.aval.dtype)
-        roots = {self.profile.units[op].root for op in group}
-        for k in sorted(filter(self._stacks, roots)):
-            tied[_FILL - k] = jnp.zeros((), jnp.int32)
-        if tied:
-            *behind, _ = lax.optimization_barrier([*tied.values(), self.trigger])
-            local.update(zip(tied, behind, strict=True))
+        places = dict.fromkeys(
+            place for op in group for place in self.profile.units[op].literals
+        )
+        literals = [self._literal(*place) for place in places]
+        for op in group:
+            root = self.profile.units[op].root
+            if stacks(self.program.equations[root]) and (root, STACKS) not in places:
+                places[root, STACKS] = None
+                literals.append(jnp.zeros((), jnp.int32))
+        if not tied and not literals:
+            return {}
+        *behind, _ = lax.optimization_barrier([*tied.values(), *literals, self.trigger])
+        local.update(zip(tied, behind[: len(tied)], strict=True))
+        return dict(zip(places, behind[len(tied) :], strict=True))
 
-    def _stacks(self, k: int) -> bool:
-        return stacks(self.program.equations[k])
+    def _literal(self, k: int, place: int) -> Any:
+        literal = self.program.equations[k].inputs[place]
+        return jnp.asarray(literal.val, literal.aval.dtype)
 
-    def _compute(self, op: OpId, local: dict[Variable, Any]) -> None:
+    def _compute(
+        self, op: OpId, local: dict[Variable, Any], literals: dict[Place, Any]
+    ) -> None:
         unit = self.profile.units[op]
-        outputs = compute_unit(self.profile, unit, local)
+        outputs = compute_unit(self.profile, unit, local, literals)
         self.env.update(
             zip(self.program.equations[unit.root].outputs, outputs, strict=True)
         )
@@ -151,32 +164,41 @@ class _Emission:
                 return
 
 
-def compute_unit(profile: Profile, unit: Unit, local: dict[Variable, Any]) -> list[Any]:
+def compute_unit(
+    profile: Profile,
+    unit: Unit,
+    local: dict[Variable, Any],
+    literals: dict[Place, Any] | None = None,
+) -> list[Any]:
     """Runs a unit's equations; inlined ones are shared with others in `local`.
 
     Args:
       profile: of the program.
       unit: one of its units.
       local: values of the unit's inputs; receives what is computed.
+      literals: values that take the place of literals.
 
     Returns:
       The values of the root's outputs.
     """
-    alias_of = profile.alias_of
+    literals = literals or {}
     for k in itertools.chain(unit.inlined, [unit.root]):
         equation = profile.program.equations[k]
         if k != unit.root and equation.outputs[0] in local:
             continue
         operands = [
-            read(local, alias_of.get(a, a) if isinstance(a, int) else a)
-            for a in equation.inputs
+            literals[k, i] if (k, i) in literals else _value(profile, local, atom)
+            for i, atom in enumerate(equation.inputs)
         ]
-        seed = local.get(_FILL - k)
-        if seed is None:
-            outputs = equation.bind(*operands)
-        elif stacks(equation):
-            outputs = scan_from(equation, operands, seed)
+        if (k, STACKS) in literals:
+            outputs = scan_from(equation, operands, literals[k, STACKS])
         else:
-            outputs = equation.bind(seed)
+            outputs = equation.bind(*operands)
         local.update(zip(equation.outputs, outputs, strict=True))
     return [local[v] for v in profile.program.equations[unit.root].outputs]
+
+
+def _value(profile: Profile, env: dict[Variable, Any], atom: Atom) -> Any:
+    """The value of an atom, seen through barriers."""
+    is_literal = isinstance(atom, Literal)
+    return read(env, atom if is_literal else profile.alias_of.get(atom, atom))

@@ -54,13 +54,14 @@ class Unit:
       root: the equation that owns bytes.
       inlined: equations computed inside, in program order.
       inputs: variables it reads that other units own, and arguments.
-      fills: those of `inlined` that spread a literal over an array.
+      literals: (equation, input) places where XLA would spread a literal over an array
+        of its own.
     """
 
     root: int
     inlined: tuple[int, ...]
     inputs: tuple[Variable, ...]
-    fills: tuple[int, ...]
+    literals: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,12 @@ class _Graph:
                     seen.add(source)
                     todo.append(source)
         order = tuple(sorted(inlined))
-        fills = tuple(k for k in order if _is_fill(self.equations[k]))
-        return Unit(root, order, tuple(sorted(inputs)), fills)
+        literals = tuple(
+            place
+            for k in order
+            for place in _spread_literals(k, self.equations[k], self.equations[root])
+        )
+        return Unit(root, order, tuple(sorted(inputs)), literals)
 
 
 def _choose_roots(graph: _Graph, owned: dict[int, list[OwnedBuffer]]) -> set[int]:
@@ -341,9 +346,22 @@ class _ProblemBuilder:
         )
 
 
-def _is_fill(equation: Equation) -> bool:
+def _spread_literals(
+    k: int, equation: Equation, root: Equation
+) -> list[tuple[int, int]]:
+    """Literals of an inlined equation that become arrays in XLA's program.
+
+    A broadcast literal may; a scalar operand does where the chain ends in a library
+    call (XLA:CPU hands its YNN fusions whole arrays).
+    """
     is_broadcast = equation.primitive.name == "broadcast_in_dim"
-    return is_broadcast and isinstance(equation.inputs[0], Literal)
+    if not is_broadcast and root.primitive.name in _FUSIBLE:
+        return []
+    return [
+        (k, place)
+        for place, atom in enumerate(equation.inputs)
+        if isinstance(atom, Literal) and atom.aval.shape == ()
+    ]
 
 
 def _is_recomputable(equation: Equation) -> bool:

@@ -15,9 +15,7 @@ from coop_jax._trace import Program, flatten
 
 def flat(function: Callable, *shapes: Any) -> Program:
     args = [
-        shape
-        if hasattr(shape, "dtype")
-        else jax.ShapeDtypeStruct(shape, jnp.float32)
+        shape if hasattr(shape, "dtype") else jax.ShapeDtypeStruct(shape, jnp.float32)
         for shape in shapes
     ]
     return flatten(jax.jit(function).trace(*args).jaxpr, [False] * len(args))

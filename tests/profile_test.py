@@ -97,7 +97,9 @@ def test_a_reshape_owns_nothing() -> None:
 
 
 def test_a_spread_literal_is_known_as_a_fill() -> None:
-    found, _, _ = profiled(lambda x, w: jnp.full((64, 64), 3.0) * (x @ w), SQUARE, SQUARE)
+    found, _, _ = profiled(
+        lambda x, w: jnp.full((64, 64), 3.0) * (x @ w), SQUARE, SQUARE
+    )
     fills = {k for unit in found.units for k in unit.fills}
     names = {found.program.equations[k].primitive.name for k in fills}
     assert names <= {"broadcast_in_dim"}
@@ -199,7 +201,9 @@ def test_every_unit_reads_what_its_equations_read() -> None:
 
 
 def test_an_op_costs_more_the_more_it_computes_and_touches() -> None:
-    found, _, _ = profiled(lambda x, w: jnp.sum(x @ w), float32(512, 512), float32(512, 512))
+    found, _, _ = profiled(
+        lambda x, w: jnp.sum(x @ w), float32(512, 512), float32(512, 512)
+    )
     product, total = found.problem.ops
     assert product.cost > total.cost > 0
     assert product.is_expensive and not total.is_expensive

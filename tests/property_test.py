@@ -25,7 +25,6 @@ UNARY = (
     lambda x: x - jnp.mean(x, axis=0, keepdims=True),
     lambda x: jax.nn.softmax(x, axis=1),
     lambda x: x.reshape(SIDE // 2, 2 * SIDE).reshape(SIDE, SIDE),
-    lambda x: x.astype(jnp.bfloat16).astype(jnp.float32),
     lambda x: jnp.concatenate([x[SIDE // 2 :], x[: SIDE // 2]]),
     lambda x: jnp.sum(x, axis=1)[:, None] * jnp.ones((1, SIDE)),
     lambda x: jax.lax.scan(lambda c, row: (0.5 * c + row, c), x[0], x)[1],
@@ -77,7 +76,7 @@ def random_program(seed: int) -> tuple[Callable, int, tuple[int, ...]]:
             else:
                 values.append(function(*operands))
         # The last value depends on much of what came before; a scalar, as a loss is.
-        return [values[place] for place in returned], jnp.mean(values[-1])
+        return [values[place] for place in returned], jnp.mean(values[-1] ** 2)
 
     return program, count, tuple(1 + i for i in donated)
 
@@ -107,7 +106,7 @@ def assert_agrees(out: Any, expected: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), share=st.floats(0.3, 0.99))
 def test_any_program_fits_and_agrees_or_the_floor_is_above_the_budget(
     seed: int, share: float

@@ -103,7 +103,9 @@ def planned(budget: Any) -> Any:
 
 def assert_same(out: Any, reference: Any) -> None:
     assert jax.tree.structure(out) == jax.tree.structure(reference)
-    for one, other in zip(jax.tree.leaves(out), jax.tree.leaves(reference), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(out), jax.tree.leaves(reference), strict=True
+    ):
         assert jnp.asarray(one).dtype == jnp.asarray(other).dtype
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 

@@ -222,7 +222,9 @@ def test_a_gap_is_between_two_uses_of_a_value_that_is_alive(
         assert all(gap.value not in state.problem.ops[k].inputs for k in between)
         assert state.last_alive(gap.value, gap.end, length - 1) >= gap.end
         used = [gap.start in state.runs[op]]
-        used += [gap.value in state.problem.ops[k].inputs for k in state.groups[gap.start]]
+        used += [
+            gap.value in state.problem.ops[k].inputs for k in state.groups[gap.start]
+        ]
         assert any(used)
 
 
