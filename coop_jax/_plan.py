@@ -92,7 +92,7 @@ class Plan:
         for kind in ("kept", "moved", "recomputed"):
             chosen = [a for a in self.actions if a.kind == kind]
             size = format_bytes(sum(a.size for a in chosen))
-            rows.append((kind, f"{len(chosen)} values, {size}"))
+            rows.append((kind, f"{len(chosen)} values, {size} in turn"))
         rows.append(
             ("planning", f"{self.plan_seconds:.1f} s, {self.compiles} compiles in "
                          f"{self.compile_seconds:.1f} s, {self.equations:,} equations")

@@ -24,7 +24,7 @@ extreme case.
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +37,8 @@ _NEGLIGIBLE = 1 / 4096
 _MAX_CHAIN = 64
 _PROBES = 12
 _SEED_STEPS_PER_OP = 4
+_FRESH_STARTS = 4
+_FRESH_SHRINK = 0.96
 _NEAR_BEST = 0.7
 
 
@@ -127,15 +129,15 @@ def positions(problem: Problem, schedule: Schedule) -> tuple[tuple[int, ...], ..
 def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
     """Plans for the smallest pool that can be reached.
 
-    The pool shrinks step by step, each plan starting from the last one; where that
-    ends, the last plan that fitted is planned again from scratch.
+    The pool shrinks step by step, each plan starting from the last one. Where that
+    ends, planning from scratch may get further; the best plan is then refined.
     """
     effort = effort or Effort()
     state = Retention(problem)
-    search = _Search(state, state.peak(), effort)
+    search = _Search(state, state.peak(), replace(effort, moves=effort.moves // 3))
     best, best_peak = state.snapshot(), state.peak()
     shrink = 0.8
-    while shrink < 0.995 and best_peak > 0:
+    while shrink < 0.99 and best_peak > 0:
         search.pool = int(best_peak * shrink)
         if search.relieve():
             search.trim()
@@ -144,8 +146,15 @@ def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
             state.restore(best)
             shrink = shrink**0.5
     state.restore(best)
-    again = plan(problem, best_peak, effort)
-    return again if again.fits else search.result(fits=True)
+    reached = search.result(fits=True)
+    quick = replace(effort, rounds=0, moves=effort.moves // 8)
+    pool = reached.peak
+    for _ in range(_FRESH_STARTS):
+        pool = int(min(pool, reached.peak) * _FRESH_SHRINK)
+        fresh = plan(problem, pool, quick)
+        reached = fresh if fresh.fits else reached
+    again = plan(problem, reached.peak, replace(effort, moves=effort.moves // 3))
+    return again if again.fits else reached
 
 
 class _Relief:

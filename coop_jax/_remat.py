@@ -98,6 +98,8 @@ def remat(
             f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
             "`coop_jax.remat(train_step, budget)`."
         )
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise ValueError(f"time_limit is seconds above 0, not {time_limit!r}.")
     if not isinstance(fun, jax.stages.Wrapped):
         jitted: Any = jax.jit(fun, **jit_options)
     elif jit_options:
@@ -135,6 +137,10 @@ class Rematerialized:
             flat = fitted.candidate.compiled(*leaves)
         return jax.tree.unflatten(traced.out_tree, flat)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds a decorated method to its instance, as `jax.jit` functions do."""
+        return self if instance is None else functools.partial(self, instance)
+
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans for these arguments (arrays or `ShapeDtypeStruct`s) without running.
 
@@ -150,7 +156,17 @@ class Rematerialized:
         return fitted.lower(args, kwargs, traced)
 
     def _trace(self, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
+        if jax.config.jax_disable_jit:
+            raise RuntimeError(
+                "`coop_jax.remat` rewrites what XLA compiles, and `jax_disable_jit` is "
+                "on. Call the step itself to debug it."
+            )
         traced = self._jitted.trace(*args, **kwargs)
+        if not hasattr(traced, "args_info"):
+            raise TypeError(
+                f"{type(self._jitted).__name__} is not a function of `jax.jit`. Pass "
+                "the function beneath it, with its state split into arrays."
+            )
         return traced, _dynamic_leaves(traced, args, kwargs)
 
     def _fit(self, traced: Any, leaves: list[Any]) -> "_Fitted":
@@ -211,7 +227,7 @@ def _jit_like(planned: Callable, traced: Any, step: FlatStep) -> Any:
         if jax.tree.leaves(info) and all(x.donated for x in jax.tree.leaves(info))
     )
     options: dict[str, Any] = {}
-    if step.jit_options:
+    if "in_shardings" in step.jit_options:
         shardings = list(step.jit_options["in_shardings"])
         tree = jax.tree.unflatten(traced.in_tree, shardings)
         options = {

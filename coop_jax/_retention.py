@@ -7,7 +7,7 @@ inputs have smaller op numbers than their readers, every group of steps at one p
 is in dependency order by construction.
 
 A value's instance is alive from the step that computes it to its last reader before the
-next instance (Moccasin's retention intervals, arXiv 2304.14366, without a limit on the
+next instance (Moccasin's retention intervals, arXiv 2304.14463, without a limit on the
 number of copies). `bytes_at[b]` is the peak while position `b` runs: values alive
 through it plus the peak among those that begin or end there.
 

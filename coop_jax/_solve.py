@@ -5,6 +5,7 @@
                compile; over the budget: aim lower by the difference, and again
                well under it: aim higher once
     floor      no plan fits: the smallest pool the planner can reach, compiled
+    bisect     between the floor and the nearest miss
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
@@ -36,6 +37,7 @@ from ._validate import live_bytes, live_ranges
 logger = logging.getLogger("coop_jax")
 
 _MOST_TRIES = 4
+_MOST_BISECTIONS = 2
 _WORTH_LOOSENING = 0.03
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACK = 1.05
@@ -100,7 +102,7 @@ class Workbench:
             self.unplanned.temp,
             self.problem.cost(order),
         )
-        self._floor: Candidate | None = None
+        self._sought_floor = False
 
     @property
     def problem(self) -> Problem:
@@ -121,6 +123,7 @@ class Workbench:
             self._approach(room, effort)
             if not self._fitting(budget):
                 self.floor(effort)
+                self._bisect(room, effort)
         fitting = self._fitting(budget)
         if not fitting:
             raise self._infeasible(budget, effort)
@@ -128,17 +131,15 @@ class Workbench:
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
-        if self._floor is None:
+        if not self._sought_floor:
+            self._sought_floor = True
             planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
             relaxed = self._plan_packed(int(planned.peak * _FLOOR_SLACK), effort)
             if relaxed is not None:
                 self._compile(relaxed)
-            self._floor = min(
-                (self.baseline, *self.candidates), key=lambda c: c.memory.total
-            )
-        return self._floor
+        return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
@@ -166,16 +167,15 @@ class Workbench:
     def _approach(self, room: int, effort: Effort) -> None:
         """Tries plans until one uses at most `room` bytes of temporaries."""
         surplus = self._expected_surplus(room)
-        has_loosened = False
+        push, has_loosened = 1, False
         for _ in range(_MOST_TRIES):
-            planned = self._plan_packed(room - surplus, effort)
-            if planned is None:
+            candidate = self._try(room - surplus, room, effort)
+            if candidate is None:
                 return
-            candidate = self._compile(planned)
             over = candidate.memory.temp - room
-            logger.info("aimed at %s bytes of temporaries, over by %s", room, over)
             if over > 0:
-                surplus += max(over, room // 200)
+                surplus += push * over + room // 200
+                push *= 2
             elif -over > _WORTH_LOOSENING * room and not has_loosened:
                 if candidate.cost <= self.baseline.cost * (1 + 1e-3):
                     return
@@ -183,6 +183,36 @@ class Workbench:
                 surplus += int(over * 0.7)
             else:
                 return
+
+    def _bisect(self, room: int, effort: Effort) -> None:
+        """Looks between the cheapest program that fits and the nearest that does not.
+
+        Without this a near miss would cost as much as the floor.
+        """
+        for _ in range(_MOST_BISECTIONS):
+            fitting = [c for c in self.candidates if c.memory.temp <= room]
+            missing = [c for c in self.candidates if c.memory.temp > room]
+            if not fitting or not missing:
+                return
+            below = min(fitting, key=lambda c: c.cost).predicted
+            above = min(c.predicted for c in missing)
+            if below >= above or self._try((below + above) // 2, room, effort) is None:
+                return
+
+    def _try(self, aim: int, room: int, effort: Effort) -> Candidate | None:
+        """Plans for `aim` bytes of temporaries and compiles."""
+        planned = self._plan_packed(aim, effort)
+        if planned is None:
+            return None
+        candidate = self._compile(planned)
+        logger.info(
+            "room for %s bytes of temporaries: aimed at %s, predicted %s, XLA used %s",
+            *(
+                f"{n:,}"
+                for n in (room, aim, candidate.predicted, candidate.memory.temp)
+            ),
+        )
+        return candidate
 
     def _expected_surplus(self, room: int) -> int:
         """What XLA adds to the model's bytes, by the nearest program compiled."""

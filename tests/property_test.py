@@ -124,7 +124,8 @@ def test_any_program_fits_and_agrees_or_the_floor_is_above_the_budget(
         assert error.floor is not None and budget < error.floor <= measured(original)
         return
     assert plan.unplanned.total == measured(original)
-    assert plan.measured.total <= plan.budget == budget
+    assert plan.budget == budget
+    assert plan.measured.total <= budget
     assert measured(step.lower(key, *squares(count)).compile()) <= budget
     given_away = [jnp.array(x) for x in squares(count)]
     assert_agrees(step(key, *given_away), jax.jit(program)(key, *squares(count)))

@@ -349,7 +349,7 @@ def test_a_plain_function_a_jitted_one_and_a_decorated_one_are_the_same() -> Non
         return plain(scale, x)
 
     assert_same(decorated(2.0, X), expected)
-    assert decorated.__name__ == "decorated"
+    assert getattr(decorated, "__name__", None) == "decorated"
     assert decorated.__doc__ == "What it does."
 
 
@@ -483,7 +483,9 @@ def test_the_budget_of_an_outer_remat_holds() -> None:
     inner = coop_jax.remat(train_step, 1.0)
     outer = coop_jax.remat(inner, 0.8)
     plan = outer.plan(*ABSTRACT)
-    assert plan.measured.total <= plan.budget == int(0.8 * plan.unplanned.total)
+    budget = int(0.8 * plan.unplanned.total)
+    assert plan.budget == budget
+    assert plan.measured.total <= budget
     weights, x = arrays()
     assert_same(outer(weights, x), jax.jit(train_step)(weights, x))
 
@@ -499,7 +501,7 @@ def test_gradients_of_a_planned_function_are_those_of_the_function() -> None:
     np.testing.assert_array_equal(jax.grad(coop_jax.remat(clipped, 1.0))(X), expected)
 
 
-def test_captured_tracers_and_arrays_are_constants() -> None:
+def test_captured_arrays_are_constants_and_captured_tracers_refused() -> None:
     weight = jnp.asarray(X)
     step = coop_jax.remat(lambda x: jnp.sum(x * weight), 1.0)
     np.testing.assert_allclose(step(X), np.sum(X * X), rtol=1e-6)
@@ -508,7 +510,8 @@ def test_captured_tracers_and_arrays_are_constants() -> None:
     def outer(scale):
         return coop_jax.remat(lambda x: jnp.sum(x * scale), 1.0)(X)
 
-    np.testing.assert_allclose(outer(2.0), 2 * np.sum(X), atol=1e-6)
+    with pytest.raises(TypeError, match="Pass them as arguments"):
+        outer(2.0)
 
 
 def test_threads_may_share_a_step() -> None:

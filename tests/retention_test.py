@@ -98,7 +98,7 @@ def test_starts_as_the_program_order() -> None:
 
 
 def test_what_waits_for_its_reader_is_a_gap() -> None:
-    # `big` waits while `grad` runs; `small` while only its readers 2 and 3 run.
+    # `big` waits while op 2 runs; `small` is read by op 2 and by the next, op 3.
     assert Retention(BY_EYE).gaps(1) == [Gap(1, 1, 3)]
     assert Retention(BY_EYE).gaps(9) == []
 
@@ -117,8 +117,8 @@ def test_a_rematerialization_frees_the_bytes_in_between() -> None:
 
 
 def test_a_step_that_nothing_reads_any_more_is_swept_away() -> None:
-    # With `small` also computed again for 3, and 2 reading that of its own position,
-    # nothing changes; once 1 runs for 2 only, the first `big` is still read by it.
+    # Op 1 run again just before its first reader leaves its own step without one: the
+    # op has moved, for free.
     state, log = Retention(BY_EYE), []
     state.insert(1, 2, log)
     state.sweep([1], log)

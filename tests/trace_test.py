@@ -213,7 +213,8 @@ def test_names_of_the_user_reach_the_compiled_program() -> None:
 
     program = flat(function, X)
     evaluate = jax.jit(lambda x: program.evaluate([x], "coop_eqn_{}".format))
-    assert "coop_eqn_0/layer/sin" in evaluate.lower(X).compile().as_text()
+    compiled: Any = evaluate.lower(X).compile()
+    assert "coop_eqn_0/layer/sin" in compiled.as_text()
 
 
 def _scan(x):
