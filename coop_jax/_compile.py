@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from ._hlo import (
     OwnedBuffer,
@@ -88,7 +89,7 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     aval = jax.typeof(leaf)
-    is_array = not isinstance(leaf, jax.core.Tracer)
+    is_array = not isinstance(leaf, Tracer)
     committed = is_array and getattr(leaf, "committed", False)
     return jax.ShapeDtypeStruct(
         aval.shape,
@@ -105,7 +106,7 @@ def _platform(leaves: Sequence[Any]) -> str:
         platform = getattr(default, "platform", default)
     for leaf in leaves:
         sharding = getattr(leaf, "sharding", None)
-        if sharding is not None and not isinstance(leaf, jax.core.Tracer):
+        if sharding is not None and not isinstance(leaf, Tracer):
             platform = next(iter(sharding.device_set)).platform
             break
     return "gpu" if platform in ("cuda", "rocm") else str(platform)

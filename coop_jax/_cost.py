@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jexc
+import jax.numpy as jnp
 import numpy as np
 
 from ._trace import Equation, Literal, Program
@@ -65,7 +66,7 @@ def nbytes(aval: Any) -> int:
         return 0
     elements = math.prod(shape)
     dtype = aval.dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         return elements * _key_bytes(dtype)
     return elements * np.dtype(dtype).itemsize
 

@@ -143,6 +143,7 @@ class _Emission:
 
     def _literal(self, k: int, place: int) -> Any:
         literal = self.program.equations[k].inputs[place]
+        assert isinstance(literal, Literal)
         return jnp.asarray(literal.val, literal.aval.dtype)
 
     def _compute(

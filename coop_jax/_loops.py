@@ -78,7 +78,7 @@ def _stacked(params: dict[str, Any]) -> list[Any]:
 
 
 def _is_numeric(aval: Any) -> bool:
-    return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import jax
 import jax.extend.core as jexc
+from jax.core import Tracer
 
 from ._budget import Budget, BudgetLike, parse_budget
 from ._compile import FlatStep, flat_step
@@ -131,7 +132,7 @@ class Rematerialized:
         """Runs the step; plans first if these shapes are new."""
         traced, leaves = self._trace(args, kwargs)
         fitted = self._fit(traced, leaves)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = fitted.call_traced(*leaves)
         else:
             flat = fitted.candidate.compiled(*leaves)
@@ -241,7 +242,7 @@ def _jit_like(planned: Callable, traced: Any, step: FlatStep) -> Any:
 
 def _placement(leaf: Any) -> Any:
     """What besides its type decides how a leaf's step is compiled."""
-    if isinstance(leaf, jax.core.Tracer) or not getattr(leaf, "committed", True):
+    if isinstance(leaf, Tracer) or not getattr(leaf, "committed", True):
         return None
     return getattr(leaf, "sharding", None)
 

@@ -38,6 +38,7 @@ logger = logging.getLogger("coop_jax")
 
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
+_MOST_PACKINGS = 3
 _WORTH_LOOSENING = 0.03
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACK = 1.05
@@ -223,20 +224,22 @@ class Workbench:
 
     def _plan_packed(self, room: int, effort: Effort) -> Planned | None:
         """Plans so that the packed block, not just the live bytes, is within `room`."""
-        pool = room
-        for _ in range(3):
+        planned, pool = None, room
+        for _ in range(_MOST_PACKINGS):
             if pool <= 0:
                 return None
-            planned = self._timed(
-                lambda pool=pool: self.planner.plan(self.problem, pool, effort)
-            )
-            if not planned.fits:
-                return None
+            attempt = self._plan(pool, effort)
+            if not attempt.fits:
+                break
+            planned = attempt
             packed = self._packed(planned.schedule)
             if packed <= room:
                 break
             pool -= packed - room
         return planned
+
+    def _plan(self, pool: int, effort: Effort) -> Planned:
+        return self._timed(lambda: self.planner.plan(self.problem, pool, effort))
 
     def _packed(self, schedule: Schedule) -> int:
         buffers = schedule_buffers(self.problem, schedule)

@@ -51,7 +51,7 @@ def _time_once(compiled: Any, values: list[Any]) -> float:
 
 def _example(aval: Any) -> Any:
     """Some value of this type; times do not depend on which."""
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         keys = jax.random.split(jax.random.key(0), aval.size or 1)
         return keys[: aval.size].reshape(aval.shape)
     return jnp.ones(aval.shape, aval.dtype)

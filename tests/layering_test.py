@@ -19,6 +19,7 @@ JAX_FREE = (
     "_eviction",
     "_policies",
     "_planner",
+    "_search",
     "_retention",
     "_buffer_assignment",
     "_validate",
