@@ -8,7 +8,6 @@ from ._budget import format_bytes
 _MOST_LISTED = 10
 
 _GENERAL_ADVICE = (
-    "Donate the state (`donate_argnums`), so that its bytes are not held twice.",
     "Make the batch smaller, or accumulate gradients over smaller ones.",
 )
 

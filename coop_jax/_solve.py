@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from ._validate import live_bytes, live_ranges
 
 logger = logging.getLogger("coop_jax")
 
+_PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
 _MOST_PACKINGS = 3
@@ -300,14 +301,25 @@ class Workbench:
             for v, where in live_ranges(problem, floor.schedule)
             if where.start <= peak < where.end and problem.values[v].size
         ]  # fmt: skip
-        fixed = self.unplanned.fixed
-        advice = []
-        if budget <= fixed:
-            advice.append(
-                f"Arguments and outputs alone take {fixed:,} bytes, which no plan can "
-                "change."
-            )
+        advice = list(self._advice(budget, alive[peak] if alive else 0))
         return BudgetError(budget, floor.memory.total, buffers, advice)
+
+    def _advice(self, budget: int, peak: int) -> Iterator[str]:
+        """What would help this step in particular."""
+        if budget <= self.unplanned.fixed:
+            yield (
+                f"Arguments and outputs alone take {self.unplanned.fixed:,} bytes; no "
+                "plan can change them."
+            )
+        if not any(self.step.program.donated):
+            yield "Donate the state (`donate_argnums`): its bytes are held twice."
+        whole = [op for op in self.problem.ops if op.name in _PLANNED_WHOLE]
+        largest = max((op.workspace for op in whole), default=0)
+        if largest > peak // 4:
+            yield (
+                f"A loop or branch takes {largest:,} bytes inside and is planned as "
+                "one operation: put `jax.checkpoint` around its body."
+            )
 
 
 def _fingerprint(problem: Problem, budget: int | None, positions: Any) -> str:

@@ -25,8 +25,6 @@ def test_says_what_was_asked_what_was_reached_what_is_alive_and_what_helps() -> 
         "What would help:\n"
         "  - Raise `budget` to at least 9,437,184 bytes.\n"
         "  - Raise `time_limit`.\n"
-        "  - Donate the state (`donate_argnums`), so that its bytes are not held "
-        "twice.\n"
         "  - Make the batch smaller, or accumulate gradients over smaller ones."
     )
 
