@@ -23,9 +23,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._loops import scan_from, stacks
-from ._profile import Profile, Unit
+from ._profile import Profile
 from ._trace import Atom, Literal, Variable, read
 from ._types import OpId
+from ._units import Unit
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planner.Planned.positions`)."""

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from ._emit import compute_unit
-from ._profile import Profile, Unit
+from ._profile import Profile
+from ._units import Unit
 
 _RUNS = 3
 

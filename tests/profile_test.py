@@ -96,15 +96,6 @@ def test_a_reshape_owns_nothing() -> None:
     assert inlined(found, "sin") == ["reshape"]
 
 
-def test_a_spread_literal_is_computed_inside_of_what_reads_it() -> None:
-    def scaled(x, w):
-        return (jnp.full((64, 64), 3.0) * (x @ w)) @ w
-
-    found, _, _ = profiled(scaled, SQUARE, SQUARE)
-    assert ops(found) == ["dot_general", "mul", "dot_general"]
-    assert inlined(found, "mul") == ["broadcast_in_dim"]
-
-
 def test_what_must_not_run_twice_is_not_recomputable() -> None:
     def step(x):
         io_callback(lambda x: None, None, x, ordered=True)

@@ -1,9 +1,11 @@
 """Random programs with random budgets: they fit and agree, or the floor is above."""
 
 import functools
+import math
 import operator
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -116,7 +118,7 @@ def test_any_program_fits_and_agrees_or_the_floor_is_above_the_budget(
     jitted = jax.jit(program, donate_argnums=donated)
     original = jitted.lower(key, *squares(count)).compile()
     step = coop_jax.remat(program, share, donate_argnums=donated, time_limit=5.0)
-    budget = int(share * measured(original))
+    budget = math.floor(Fraction(share) * measured(original))
     try:
         plan = step.plan(key, *squares(count))
     except coop_jax.BudgetError as error:

@@ -1,6 +1,7 @@
 """The API: a step goes in, the same step within its budget comes out."""
 
 import functools
+import math
 import os
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -82,6 +84,10 @@ def total(compiled: Any) -> int:
     return argument + output - alias + temp
 
 
+def share_of(share: float, size: int) -> int:
+    return math.floor(Fraction(share) * size)
+
+
 def flops(compiled: Any) -> float:
     return compiled.cost_analysis()["flops"]
 
@@ -118,7 +124,7 @@ def test_a_step_measures_no_more_than_its_budget(budget: float) -> None:
     step = planned(budget)
     plan = step.plan(*ABSTRACT)
     program = compiled(step, *ABSTRACT)
-    assert plan.budget == int(budget * total(unplanned()))
+    assert plan.budget == share_of(budget, total(unplanned()))
     assert total(program) <= plan.budget
     assert total(program) == plan.measured.total
     assert plan.unplanned.total == total(unplanned())
@@ -168,7 +174,7 @@ def test_below_the_floor_the_error_names_it_and_what_is_alive_there() -> None:
     with pytest.raises(coop_jax.BudgetError) as caught:
         planned(0.3).plan(*ABSTRACT)
     error = caught.value
-    assert error.budget == int(0.3 * total(unplanned()))
+    assert error.budget == share_of(0.3, total(unplanned()))
     assert error.floor is not None and error.floor > error.budget
     assert error.floor == planned("min").plan(*ABSTRACT).measured.total
     assert error.buffers[0].size == ROWS * WIDTH * 4
@@ -324,7 +330,9 @@ def test_equations_that_are_taken_whole_are_planned_around(between: Callable) ->
     fitted = coop_jax.remat(step, 0.8)
     plan = fitted.plan(weights, x)
     assert plan.is_planned
-    assert plan.measured.total <= int(0.8 * total(compiled(jax.jit(step), weights, x)))
+    assert plan.measured.total <= share_of(
+        0.8, total(compiled(jax.jit(step), weights, x))
+    )
     assert_same(fitted(weights, x), jax.jit(step)(weights, x))
 
 
@@ -483,7 +491,7 @@ def test_the_budget_of_an_outer_remat_holds() -> None:
     inner = coop_jax.remat(train_step, 1.0)
     outer = coop_jax.remat(inner, 0.8)
     plan = outer.plan(*ABSTRACT)
-    budget = int(0.8 * plan.unplanned.total)
+    budget = share_of(0.8, plan.unplanned.total)
     assert plan.budget == budget
     assert plan.measured.total <= budget
     weights, x = arrays()
