@@ -9,9 +9,9 @@ reads them (`Unit.inlined`), as XLA does.
 Three corrections to what the assignment says:
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case;
-  * a value of at most half the bytes it is computed from (a mask from random bits, a
-    bfloat16 copy, a sum of gradients) with readers in several ops is worth owning:
-    keeping it can be cheaper than keeping its sources.
+  * a value with readers in several ops that lets go of twice its own bytes (a mask of
+    its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
+    worth owning: keeping it can be cheaper than keeping what it is computed from.
 """
 
 from collections import defaultdict
