@@ -1,6 +1,7 @@
 """A traced step as a function of flat arguments, and its compilation."""
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,10 +56,16 @@ class FlatStep:
         self, function: Callable[..., list[Any]]
     ) -> tuple[Any, list[OwnedBuffer]]:
         """Compiles and returns XLA's buffers too."""
-        lowered = self.jit(function).lower(*self.leaves)
         if not needs_dump(self.platform):
-            compiled = lowered.compile()
+            compiled = self.compile(function)
             return compiled, owned_buffers(compiled)
+
+        def profiled(*values: Any) -> list[Any]:
+            return function(*values)
+
+        # A program from JAX's persistent cache would leave no dump.
+        profiled.__name__ = f"coop_profile_{time.time_ns()}"
+        lowered = self.jit(profiled).lower(*self.leaves)
         with dump_directory() as directory:
             compiled = lowered.compile(compiler_options=dump_options(directory))
             return compiled, owned_buffers(compiled, directory)

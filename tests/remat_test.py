@@ -191,7 +191,7 @@ def test_the_floor_of_the_error_is_a_budget_that_works() -> None:
 
 
 def test_below_arguments_and_outputs_the_error_says_that_no_plan_helps() -> None:
-    with pytest.raises(coop_jax.BudgetError, match="which no plan can change"):
+    with pytest.raises(coop_jax.BudgetError, match="Arguments and outputs alone take"):
         planned(1024).plan(*ABSTRACT)
 
 
