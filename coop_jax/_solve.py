@@ -138,7 +138,8 @@ class Workbench:
             planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
-            relaxed = self._plan_packed(int(planned.peak * _FLOOR_SLACK), effort)
+            quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
+            relaxed = self._plan_packed(int(planned.peak * _FLOOR_SLACK), quick)
             if relaxed is not None:
                 self._compile(relaxed)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
