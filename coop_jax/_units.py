@@ -148,12 +148,19 @@ def _move_from_views(graph: Graph, roots: set[int]) -> None:
 
 
 def _add_narrow(graph: Graph, roots: set[int]) -> None:
-    """Makes roots of fused values that let go of twice their bytes or more."""
+    """Makes roots of fused values that let go of twice their bytes or more.
+
+    And of transposes: free next to what they transpose, where XLA chooses the layout of
+    both, they are strided copies in every reader behind a barrier.
+    """
     readers = _reading_units(graph, roots)
     for k, equation in enumerate(graph.equations):
         if k in roots or equation.is_barrier or len(equation.outputs) != 1:
             continue
         if equation.primitive.name in _VIEWS or len(readers.get(k, ())) < 2:
+            continue
+        if equation.primitive.name == "transpose":
+            roots.add(k)
             continue
         last = max(readers[k])
         let_go = sum(
