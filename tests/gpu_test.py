@@ -1,0 +1,73 @@
+"""The main job on a real GPU, and compiled for a described one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coop_jax
+from benchmarks import h200
+from coop_jax._compile import flat_step
+from coop_jax._planner import Effort
+from coop_jax._solve import Workbench
+
+LAYERS, WIDTH, ROWS = 3, 256, 8192
+
+
+def train_step(weights, x):
+    def loss_of(weights):
+        y = x
+        for w in weights:
+            y = y + jnp.tanh(jnp.tanh(y @ w) @ w)
+        return jnp.mean(y**2)
+
+    loss, grads = jax.value_and_grad(loss_of)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], loss
+
+
+def abstract():
+    weight = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    return [weight] * LAYERS, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+
+
+@pytest.mark.gpu
+def test_a_step_fits_and_agrees_on_a_gpu() -> None:
+    try:
+        device = jax.devices("gpu")[0]
+    except RuntimeError:
+        pytest.skip("no GPU at hand")
+    keys = jax.random.split(jax.random.key(0), LAYERS + 1)
+    weights = [jax.random.normal(k, (WIDTH, WIDTH)) / 16 for k in keys[1:]]
+    x = jax.random.normal(keys[0], (ROWS, WIDTH))
+    weights, x = jax.device_put((weights, x), device)
+    planned = coop_jax.remat(train_step, 0.7)
+    plan = planned.plan(weights, x)
+    assert plan.budget is not None
+    assert plan.measured.total <= plan.budget < plan.unplanned.total
+    for mine, theirs in zip(
+        jax.tree.leaves(planned(weights, x)),
+        jax.tree.leaves(jax.jit(train_step)(weights, x)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_a_step_fits_when_compiled_for_a_described_gpu() -> None:
+    try:
+        args = h200.on_device(abstract())
+    except Exception as error:
+        pytest.skip(f"XLA's compile-only GPU backend is not at hand: {error}")
+    traced = jax.jit(train_step, donate_argnums=0).trace(*args)
+    step = flat_step(traced, jax.tree.leaves(args))
+    options = {"compiler_options": h200.COMPILER_OPTIONS}
+    bench = Workbench(dataclasses.replace(step, jit_options=options))
+    budget = int(0.7 * bench.unplanned.total)
+    found = bench.fit(budget, Effort())
+    assert found.memory.total <= budget < bench.unplanned.total
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
