@@ -37,7 +37,8 @@ def plan(problem: Problem, pool: int, effort: Effort | None = None) -> Planned:
       effort: how long to refine.
 
     Returns:
-      The cheapest schedule found; with `fits=False`, the one with the least excess.
+      The cheapest schedule found; with `fits=False`, none was within the pool and the
+      schedule is only the last attempt's.
     """
     effort = effort or Effort()
     state = Retention(problem)

@@ -83,13 +83,13 @@ class Workbench:
         self.compiles = 0
         start = time.perf_counter()
         self._baseline_function = lambda *values: step.program.evaluate(values, scope)
-        compiled, self._buffers = step.compile_with_buffers(self._baseline_function)
+        compiled, buffers = step.compile_with_buffers(self._baseline_function)
         self.compiles += 1
         self.compile_seconds = self.baseline_seconds = time.perf_counter() - start
         self.unplanned = memory_use(compiled)
         start = time.perf_counter()
         self.profile: Profile = profile(
-            step.program, self._buffers, self.unplanned.fixed, step.platform
+            step.program, buffers, self.unplanned.fixed, step.platform
         )
         if cost_model == "measured":
             self.profile = with_measured_costs(self.profile)
