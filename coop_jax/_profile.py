@@ -24,7 +24,6 @@ _COLLECTIVES = {
     "psum_invariant", "psum2", "psum_scatter", "reduce_scatter", "ragged_all_to_all",
 }  # fmt: skip
 _STATEFUL = {"rng_uniform", "rng_bit_generator_stateful", "infeed", "outfeed"}
-_DENSE_FLOPS_PER_BYTE = 16
 
 
 _DENSE_FLOPS_PER_BYTE = 16

@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from ._cost import nbytes
 from ._hlo import OwnedBuffer
 from ._trace import Equation, Literal, Program, Variable
@@ -122,7 +124,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
     for k, equation in enumerate(graph.equations):
         if equation.is_barrier:
             continue
-        sizes = {graph.bytes(v) for v in equation.outputs}
+        sizes = {size for v in equation.outputs for size in _sizes(graph, v)}
         is_owner = any(buffer.size in sizes for buffer in owned.get(k, ()))
         if (
             is_owner
@@ -134,6 +136,13 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
     _move_from_views(graph, roots)
     _add_narrow(graph, roots)
     return roots
+
+
+def _sizes(graph: Graph, variable: Variable) -> set[int]:
+    """Bytes that XLA may hold a value in: 16-bit floats also as float32 (CPU)."""
+    size, dtype = graph.bytes(variable), graph.program.avals[variable].dtype
+    is_short_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
+    return {size, 2 * size} if is_short_float else {size}
 
 
 def _move_from_views(graph: Graph, roots: set[int]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import io_callback
 
 from coop_jax._compile import FlatStep, flat_step
+from coop_jax._hlo import OwnedBuffer
 from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._profile import Profile, profile, scope
 from coop_jax._validate import live_bytes, validate
@@ -94,6 +95,17 @@ def test_a_reshape_owns_nothing() -> None:
     found, _, _ = profiled(reshaped, SQUARE, SQUARE)
     assert ops(found) == ["dot_general", "sin", "dot_general"]
     assert inlined(found, "sin") == ["reshape"]
+
+
+@pytest.mark.parametrize(("held", "owns"), [(2, True), (4, True), (1, False)])
+def test_xla_may_hold_a_sum_of_16_bit_floats_in_32_bits(held: int, owns: bool) -> None:
+    half = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+    _, step, _ = profiled(lambda x, w: (x @ w + x) @ w, half, half)
+    names = [equation.primitive.name for equation in step.program.equations]
+    scoped = f"jit(f)/{scope(names.index('add'))}/add"
+    buffer = OwnedBuffer(scoped, "fusion", held * 64 * 64, 0, 0, is_temporary=True)
+    found = profile(step.program, [buffer], 0, "cpu")
+    assert ("add" in ops(found)) == owns
 
 
 def test_what_must_not_run_twice_is_not_recomputable() -> None:
