@@ -7,6 +7,7 @@ print(step.plan(state, batch))
 
 from ._errors import BudgetError as BudgetError
 from ._measure import MemoryUse as MemoryUse
+from ._measure import measure as measure
 from ._plan import Plan as Plan
 from ._remat import Rematerialized as Rematerialized
 from ._remat import remat as remat

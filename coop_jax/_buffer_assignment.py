@@ -81,15 +81,41 @@ def live_peak(buffers: Sequence[Buffer]) -> int:
     return int(np.cumsum(change).max())
 
 
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """One stretch over which one buffer holds one thing.
+
+    Attributes:
+      value: what it holds, or None for an op's workspace.
+      op: what writes it.
+      buffer: number of the buffer.
+      start, end: half-open range of positions in the schedule.
+    """
+
+    value: ValueId | None
+    op: OpId
+    buffer: int
+    start: int
+    end: int
+
+
 def schedule_buffers(problem: Problem, schedule: Schedule) -> tuple[Buffer, ...]:
     """Returns what a schedule needs in the pool, values in place as one buffer.
 
     An output takes the bytes of an input that is dead after the step, if the op allows
     it and both have the same size. Each step's workspace is a buffer of its own.
     """
+    return schedule_tenancies(problem, schedule)[0]
+
+
+def schedule_tenancies(
+    problem: Problem, schedule: Schedule
+) -> tuple[tuple[Buffer, ...], tuple[Tenancy, ...]]:
+    """As `schedule_buffers`, and what each buffer holds when."""
     last_reads = _last_reads(problem, schedule)
     found: list[Buffer] = []
     latest: dict[ValueId, int] = {}
+    starts: list[tuple[ValueId | None, OpId, int, int]] = []
     for step, op in enumerate(schedule):
         spec = problem.ops[op]
         for value in spec.inputs:
@@ -104,12 +130,40 @@ def schedule_buffers(problem: Problem, schedule: Schedule) -> tuple[Buffer, ...]
                 found.append(
                     Buffer(problem.values[value].size, LiveRange(step, step + 1))
                 )
+            else:
+                continue
+            starts.append((value, op, latest[value], step))
         if spec.workspace:
+            starts.append((None, op, len(found), step))
             found.append(Buffer(spec.workspace, LiveRange(step, step + 1)))
     for value, index in latest.items():
         if problem.values[value].is_output:
             _extend(found, index, len(schedule) + 1)
-    return tuple(found)
+    return tuple(found), _tenancies(found, starts)
+
+
+def _tenancies(
+    buffers: Sequence[Buffer], starts: Sequence[tuple[ValueId | None, OpId, int, int]]
+) -> tuple[Tenancy, ...]:
+    """Each tenant stays until the next one of its buffer comes."""
+    end = [buffer.live_range.end for buffer in buffers]
+    found = []
+    for value, op, index, start in reversed(starts):
+        found.append(Tenancy(value, op, index, start, end[index]))
+        end[index] = start
+    return tuple(reversed(found))
+
+
+def taken_over(problem: Problem, schedule: Schedule) -> set[ValueId]:
+    """Values that are computed into the bytes of an input, whenever they are."""
+    _, tenancies = schedule_tenancies(problem, schedule)
+    first: set[int] = set()
+    found: set[ValueId] = set()
+    for tenancy in tenancies:
+        if tenancy.buffer in first and tenancy.value is not None:
+            found.add(tenancy.value)
+        first.add(tenancy.buffer)
+    return found
 
 
 def _extend(buffers: list[Buffer], index: int, end: int) -> None:

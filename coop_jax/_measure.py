@@ -1,7 +1,12 @@
 """Bytes of a compiled program, as XLA itself measures them, per device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import jax
+
+from ._budget import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,52 @@ class MemoryUse:
         XLA's `peak_memory_in_bytes` leaves temporaries out on CPU and is not used.
         """
         return self.fixed + self.temp
+
+    def __str__(self) -> str:
+        rows = [
+            ("arguments", self.argument),
+            ("outputs", self.output),
+            ("donated", -self.alias),
+            ("temporary", self.temp),
+            ("total", self.total),
+        ]
+        return "\n".join(
+            f"{name:<10}{format_bytes(size):>12}  ({size:,} bytes)"
+            for name, size in rows
+        )
+
+
+def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryUse:
+    """Bytes per device that a step takes, without running it.
+
+    Args:
+      step: a function, plain or under `jax.jit` (with its donation and shardings), or
+        what `coop_jax.remat` returned.
+      *args: its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      **kwargs: its named arguments.
+
+    Returns:
+      The bytes of arguments, outputs, donated outputs and temporaries; `print` lists
+      them.
+
+    Raises:
+      TypeError: `step` is not callable.
+      RuntimeError: the backend tells no bytes of compiled programs.
+      BudgetError: `step` has a budget, and no program within it was found.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, coop_jax
+      >>> use = coop_jax.measure(lambda x: x @ x.T, jnp.ones((64, 8)))
+      >>> use.argument, use.output
+      (2048, 16384)
+    """
+    if not callable(step):
+        raise TypeError(
+            f"`coop_jax.measure` takes a function and its arguments, not "
+            f"{type(step).__name__}: write `coop_jax.measure(step, *args)`."
+        )
+    staged: Any = step if hasattr(step, "lower") else jax.jit(step)
+    return memory_use(staged.lower(*args, **kwargs).compile())
 
 
 def memory_use(compiled: Any) -> MemoryUse:

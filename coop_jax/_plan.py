@@ -1,12 +1,14 @@
 """What a plan does to a step, and what it measured: the object users print."""
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass, field
 
 from ._budget import format_bytes
 from ._measure import MemoryUse
-from ._types import Problem
+from ._report.table import shortened, table_text
+from ._types import Problem, Schedule
 
+_MOST_LINES = 25
 _LARGEST = 5
 
 
@@ -20,12 +22,52 @@ class Action:
       kind: "kept" as the step wrote it; "moved": computed later than written, once;
         "recomputed": computed more than once.
       runs: how often it is computed.
+      value: its number in `Plan.problem`.
+      type: shape and dtype, as in `float32[8,256]`.
+      scope: the user's name scopes, layers first; "" if there are none.
+      is_backward: it belongs to the backward pass (its scope is a transpose).
+      cost: seconds one computation takes, by the cost model.
+      is_in_place: it takes over the bytes of an input that dies there.
     """
 
     name: str
     size: int
     kind: str
     runs: int
+    value: int = -1
+    type: str = ""
+    scope: str = ""
+    is_backward: bool = False
+    cost: float = 0.0
+    is_in_place: bool = False
+
+    @property
+    def primitive(self) -> str:
+        """The JAX primitive that computes it."""
+        return self.name.partition(" at ")[0]
+
+    @property
+    def source(self) -> str:
+        """`file:line (function)` of the user's code, or its name scopes."""
+        return self.name.partition(" at ")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One array that is passed to the step.
+
+    Attributes:
+      name: path in the arguments, as in `[0].params['dense']['kernel']`.
+      type: shape and dtype, as in `float32[8,256]`.
+      size: bytes per device.
+      role: "parameters" (donated, read from the start on), "optimizer state"
+        (donated, read only at the end), or "inputs".
+    """
+
+    name: str
+    type: str
+    size: int
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +93,9 @@ class Plan:
       equations: equations in the step.
       fingerprint: digest of program, budget and plan; equal on every host.
       warnings: what the user should know.
+      floor: bytes of the smallest program that was compiled on the way.
+      problem: the operations and values that were planned.
+      arguments: the arrays that are passed in.
     """
 
     budget: int | None
@@ -69,13 +114,48 @@ class Plan:
     equations: int
     fingerprint: str
     warnings: tuple[str, ...] = ()
+    floor: int | None = None
+    problem: Problem = field(default_factory=lambda: Problem((), ()), repr=False)
+    arguments: tuple[Argument, ...] = field(default=(), repr=False)
 
     @property
     def is_planned(self) -> bool:
         """False if the step fits as written and is left alone."""
         return bool(self.positions)
 
+    @property
+    def schedule(self) -> Schedule:
+        """Operations of `problem` in the order they run, repeats included."""
+        if not self.positions:
+            return self.problem.program_order
+        places = ((at, op) for op, runs in enumerate(self.positions) for at in runs)
+        return tuple(op for _, op in sorted(places))
+
+    def table(self, least: int = 65536) -> str:
+        """What happens to each value, as text; repeated layers share their rows.
+
+        Under a heading for each layer, a row for each kind of value: what the plan does
+        with it, how many there are, their bytes together, estimated milliseconds spent
+        on computing them again, type, primitive, and `file:line (function)`.
+
+        Args:
+          least: values of fewer bytes are counted together.
+
+        Example:
+          >>> print(step.plan(state, batch).table())
+        """
+        return table_text(self.actions, least)
+
     def __str__(self) -> str:
+        lines = [
+            "coop_jax plan" if self.is_planned else "coop_jax plan: fits as written"
+        ]
+        lines += [f"  {label:<10} {text}" for label, text in self._rows()]
+        warnings = [f"  warning: {text}" for text in self.warnings]
+        lines += self._largest_kept()[: max(0, _MOST_LINES - len(lines + warnings))]
+        return "\n".join((lines + warnings)[:_MOST_LINES])
+
+    def _rows(self) -> list[tuple[str, str]]:
         asked = "smallest reachable" if self.budget is None else _exact(self.budget)
         rows = [
             ("budget", asked),
@@ -86,50 +166,52 @@ class Plan:
             ("predicted", f"{_exact(self.predicted)} ({self._error():+.1%} off)"),
             ("fixed", f"{format_bytes(self.measured.fixed)} "
                       "(arguments and outputs less donated)"),
-            ("overhead", f"{self.flops - 1:+.2%} flops, {self.time - 1:+.2%} time "
-                         "(estimated)"),
         ]  # fmt: skip
-        for kind in ("kept", "moved", "recomputed"):
-            chosen = [a for a in self.actions if a.kind == kind]
-            size = format_bytes(sum(a.size for a in chosen))
-            rows.append((kind, f"{len(chosen)} values, {size} in turn"))
+        if self.floor is not None:
+            rows.append(("smallest", f"{_exact(self.floor)} seen while planning"))
+        rows.append(
+            ("overhead", f"{self.flops - 1:+.2%} flops, {self.time - 1:+.2%} time "
+                         "(estimated)")
+        )  # fmt: skip
+        rows += [(kind, self._counted(kind)) for kind in ("kept", "moved")]
+        rows.append(("recomputed", self._recomputed()))
+        in_place = [action for action in self.actions if action.is_in_place]
+        rows.append(("in place", _values(in_place)))
         rows.append(
             ("planning", f"{self.plan_seconds:.1f} s, {self.compiles} compiles in "
                          f"{self.compile_seconds:.1f} s, {self.equations:,} equations")
         )  # fmt: skip
         rows.append(("plan", f"{self.policy}, fingerprint {self.fingerprint}"))
-        lines = [
-            "coop_jax plan" if self.is_planned else "coop_jax plan: fits as written"
-        ]
-        lines += [f"  {label:<10} {text}" for label, text in rows]
-        lines += self._largest_kept()
-        lines += [f"  warning: {text}" for text in self.warnings]
-        return "\n".join(lines)
+        return rows
+
+    def _counted(self, kind: str) -> str:
+        return _values([action for action in self.actions if action.kind == kind])
+
+    def _recomputed(self) -> str:
+        again = [action for action in self.actions if action.kind == "recomputed"]
+        # Values of one operation are computed together.
+        costs = {self.problem.producer[a.value]: a.cost * (a.runs - 1) for a in again}
+        return f"{_values(again)}, {sum(costs.values()) * 1e3:.2f} ms (estimated)"
 
     def _error(self) -> float:
         return self.predicted / self.measured.total - 1
 
     def _largest_kept(self) -> list[str]:
+        """The largest values kept, equal ones of one source line in one row."""
         kept = [a for a in self.actions if a.kind == "kept" and a.size]
-        kept.sort(key=lambda action: -action.size)
-        rows = [f"    {format_bytes(a.size):>10}  {a.name}" for a in kept[:_LARGEST]]
-        return ["  largest values kept:", *rows] if rows else []
+        kept.sort(key=lambda action: (-action.size, action.name))
+        rows = ["  largest values kept:"]
+        for (size, name), same in itertools.groupby(kept, lambda a: (a.size, a.name)):
+            text = f"{len(list(same)):>3} x {format_bytes(size):>10}"
+            rows.append(f"    {text}  {shortened(name)}")
+            if len(rows) > _LARGEST:
+                break
+        return rows if kept else []
 
 
-def actions(problem: Problem, positions: Sequence[Sequence[int]]) -> tuple[Action, ...]:
-    """Lists what a plan does with every value that owns bytes in the pool."""
-    found = []
-    for v, value in enumerate(problem.values):
-        op = problem.producer[v]
-        if op < 0 or not value.size:
-            continue
-        runs = positions[op] if positions else (op,)
-        if len(runs) > 1:
-            kind = "recomputed"
-        else:
-            kind = "kept" if runs[0] == op else "moved"
-        found.append(Action(value.name, value.size, kind, len(runs)))
-    return tuple(found)
+def _values(chosen: list[Action]) -> str:
+    size = format_bytes(sum(action.size for action in chosen))
+    return f"{len(chosen)} values, {size} in turn"
 
 
 def _exact(size: int) -> str:

@@ -14,27 +14,27 @@ passed over.
 
 import dataclasses
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ._budget import format_bytes
 from ._buffer_assignment import assign, schedule_buffers
 from ._compile import FlatStep
 from ._cost import program_flops
+from ._describe import list_actions, list_arguments
 from ._emit import emit
 from ._errors import BudgetError
 from ._measure import MemoryUse, memory_use
-from ._plan import Plan, actions
+from ._plan import Plan
 from ._planner import Effort, Planned
 from ._policies import PLANNERS
 from ._profile import Profile, profile, scope
+from ._progress import stage
 from ._timing import with_measured_costs
 from ._types import Problem, Schedule
 from ._validate import live_bytes, live_ranges
-
-logger = logging.getLogger("coop_jax")
 
 _PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
 _MOST_TRIES = 4
@@ -82,6 +82,9 @@ class Workbench:
         self.compile_seconds = 0.0
         self.compiles = 0
         start = time.perf_counter()
+        stage(
+            "compiling the step as written (%s equations)", len(step.program.equations)
+        )
         self._baseline_function = lambda *values: step.program.evaluate(values, scope)
         compiled, buffers = step.compile_with_buffers(self._baseline_function)
         self.compiles += 1
@@ -135,6 +138,7 @@ class Workbench:
         """The program with the fewest bytes that was reached."""
         if not self._sought_floor:
             self._sought_floor = True
+            stage("looking for the smallest plan")
             planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
@@ -154,7 +158,7 @@ class Workbench:
             predicted=candidate.predicted + candidate.memory.fixed,
             flops=self._flops(candidate) / max(program_flops(self.step.program), 1.0),
             time=candidate.cost / max(self.baseline.cost, 1e-30),
-            actions=actions(problem, candidate.positions),
+            actions=list_actions(self.profile, candidate.positions, candidate.schedule),
             positions=candidate.positions,
             policy=self.policy,
             compiles=self.compiles,
@@ -163,6 +167,9 @@ class Workbench:
             baseline_compile_seconds=self.baseline_seconds,
             equations=len(self.step.program.equations),
             fingerprint=_fingerprint(problem, budget, candidate.positions),
+            floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
+            problem=problem,
+            arguments=list_arguments(self.step, problem),
         )
 
     # The loop
@@ -208,7 +215,7 @@ class Workbench:
         if planned is None:
             return None
         candidate = self._compile(planned)
-        logger.info(
+        stage(
             "room for %s bytes of temporaries: aimed at %s, predicted %s, XLA used %s",
             *(
                 f"{n:,}"
@@ -226,6 +233,7 @@ class Workbench:
 
     def _plan_packed(self, room: int, effort: Effort) -> Planned | None:
         """Plans so that the packed block, not just the live bytes, is within `room`."""
+        stage("planning for %s of temporaries", format_bytes(room))
         planned, pool = None, room
         for _ in range(_MOST_PACKINGS):
             if pool <= 0:
@@ -251,6 +259,7 @@ class Workbench:
         for known in self.candidates:
             if known.positions == planned.positions:
                 return known
+        stage("compiling plan %d", len(self.candidates) + 1)
         function = emit(self.profile, planned.positions)
         start = time.perf_counter()
         compiled = self.step.compile(function)
