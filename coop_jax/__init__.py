@@ -6,10 +6,11 @@ print(step.plan(state, batch))
 """
 
 from ._errors import BudgetError as BudgetError
+from ._errors import PlanError as PlanError
 from ._measure import MemoryUse as MemoryUse
 from ._measure import measure as measure
 from ._plan import Plan as Plan
+from ._plan_file import load_plan as load_plan
 from ._remat import Rematerialized as Rematerialized
 from ._remat import remat as remat
-
-__version__ = "0.1.0"
+from ._version import __version__ as __version__

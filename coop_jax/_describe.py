@@ -9,6 +9,7 @@ import jax
 from ._buffer_assignment import taken_over
 from ._compile import FlatStep
 from ._cost import nbytes
+from ._origin import type_name
 from ._plan import Action, Argument
 from ._profile import Profile
 from ._types import Problem, Schedule
@@ -77,12 +78,6 @@ def list_arguments(step: FlatStep, problem: Problem) -> tuple[Argument, ...]:
             zip(names, step.program.arguments, step.leaves, strict=True)
         )
     )
-
-
-def type_name(aval: Any) -> str:
-    """Dtype and shape as in `float32[8,256]`."""
-    shape = ",".join(map(str, getattr(aval, "shape", ())))
-    return f"{getattr(aval, 'dtype', aval)}[{shape}]"
 
 
 def without_transforms(scope: str) -> str:

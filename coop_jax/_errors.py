@@ -1,4 +1,4 @@
-"""The one error a user may want to catch: the budget cannot be met. Imports no JAX."""
+"""Errors a user may want to catch: no such budget, no such plan. Imports no JAX."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -55,6 +55,28 @@ class BudgetError(ValueError):
     def __reduce__(self):
         # An exception is otherwise rebuilt from its message alone.
         return BudgetError, (self.budget, self.floor, self.buffers, self.advice)
+
+
+class PlanError(ValueError):
+    """A saved plan cannot be used.
+
+    Attributes:
+      summary: what was refused.
+      reasons: sentences on what stands in the way.
+    """
+
+    def __init__(self, summary: str, reasons: Sequence[str]) -> None:
+        self.summary = summary
+        self.reasons = tuple(reasons)
+        lines = [f"`coop_jax`: {summary}."]
+        lines += [f"  - {reason}" for reason in self.reasons]
+        lines.append(
+            "Plan again: `coop_jax.remat(step, budget).plan(*args).save(path)`."
+        )
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self):
+        return PlanError, (self.summary, self.reasons)
 
 
 def _headline(budget: int, floor: int | None) -> str:

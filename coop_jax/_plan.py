@@ -1,10 +1,15 @@
 """What a plan does to a step, and what it measured: the object users print."""
 
+import hashlib
 import itertools
-from dataclasses import dataclass, field
+import os
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 from ._budget import format_bytes
+from ._hlo import OwnedBuffer
 from ._measure import MemoryUse
+from ._origin import Origin
 from ._report.table import shortened, table_text
 from ._types import Problem, Schedule
 
@@ -96,6 +101,8 @@ class Plan:
       floor: bytes of the smallest program that was compiled on the way.
       problem: the operations and values that were planned.
       arguments: the arrays that are passed in.
+      origin: what it was made for; None for a plan that cannot be saved.
+      baseline: what XLA assigned to the step as written.
     """
 
     budget: int | None
@@ -117,6 +124,8 @@ class Plan:
     floor: int | None = None
     problem: Problem = field(default_factory=lambda: Problem((), ()), repr=False)
     arguments: tuple[Argument, ...] = field(default=(), repr=False)
+    origin: Origin | None = field(default=None, repr=False)
+    baseline: tuple[OwnedBuffer, ...] = field(default=(), repr=False)
 
     @property
     def is_planned(self) -> bool:
@@ -130,6 +139,23 @@ class Plan:
             return self.problem.program_order
         places = ((at, op) for op, runs in enumerate(self.positions) for at in runs)
         return tuple(op for _, op in sorted(places))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a JSON file, for `coop_jax.load_plan`.
+
+        Args:
+          path: of the file; replaced as a whole if it is there.
+
+        Raises:
+          OSError: the file cannot be written.
+
+        Example:
+          >>> step.plan(state, batch).save("plan.json")
+        """
+        # That module needs this one to read plans.
+        from ._plan_file import save_plan
+
+        save_plan(self, path)
 
     def table(self, least: int = 65536) -> str:
         """What happens to each value, as text; repeated layers share their rows.
@@ -207,6 +233,14 @@ class Plan:
             if len(rows) > _LARGEST:
                 break
         return rows if kept else []
+
+
+def fingerprint(problem: Problem, budget: int | None, positions: Any) -> str:
+    """Digest of what was planned; no seconds, no addresses."""
+    shape = [astuple(op)[1:3] for op in problem.ops]
+    sizes = [value.size for value in problem.values]
+    text = repr((shape, sizes, problem.fixed, budget, positions))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _values(chosen: list[Action]) -> str:

@@ -9,7 +9,7 @@ the `Problem`.
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ._cost import RATES, DeviceRates, flops, nbytes
 from ._hlo import OwnedBuffer
@@ -83,6 +83,16 @@ def profile(
         alignment=64 if platform == "cpu" else 256,
     )
     return Profile(program, problem, units, tuple(builder.variables), graph.alias_of)
+
+
+def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
+    """The buffers that `profile` looks at, named by their equation alone."""
+    found = []
+    for buffer in buffers:
+        scopes = _SCOPE.findall(buffer.op_name)
+        if scopes:
+            found.append(replace(buffer, op_name=scope(int(scopes[-1]))))
+    return tuple(found)
 
 
 def _by_equation(buffers: Sequence[OwnedBuffer]) -> dict[int, list[OwnedBuffer]]:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -11,10 +12,11 @@ from jax.core import Tracer
 
 from ._budget import Budget, BudgetLike, parse_budget
 from ._compile import FlatStep, flat_step
+from ._fit import Request, cache_at, fit
 from ._plan import Plan
 from ._planner import Effort
 from ._policies import PLANNERS
-from ._solve import Candidate, Workbench
+from ._saved import Fitted
 
 COST_MODELS = ("roofline", "measured")
 
@@ -34,6 +36,9 @@ def remat(
     policy: str = "coop",
     cost_model: str = "roofline",
     time_limit: float = 20.0,
+    plan: Plan | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
     **jit_options: Any,
 ) -> Any:
     """Makes a training step fit a memory budget.
@@ -58,6 +63,12 @@ def remat(
         bytes at typical rates), or `"measured"` (timed on the device, each distinct
         operation compiled alone: minutes for a large step).
       time_limit: seconds of refinement per plan, at most.
+      plan: a plan made before (`coop_jax.load_plan`), to run without planning; instead
+        of a budget.
+      cache_dir: directory where plans are kept and looked up; any number of processes
+        may share it. By default `coop_jax` in JAX's compilation cache directory if that
+        is set, else plans live as long as the process.
+      progress: whether long planning shows a line on a terminal (stderr).
       **jit_options: for a plain function, what `jax.jit` takes: `donate_argnums`,
         `donate_argnames`, `static_argnums`, `static_argnames`, `in_shardings`,
         `out_shardings`.
@@ -69,6 +80,8 @@ def remat(
     Raises:
       ValueError: the budget is not one (at once, not at the first call).
       BudgetError: at planning, if no program that small was found.
+      PlanError: at the first call, if `plan` was made for another step, other shapes,
+        another device or other versions.
 
     Example:
       >>> import jax, jax.numpy as jnp, coop_jax
@@ -79,19 +92,17 @@ def remat(
       >>> w, loss = step(jnp.ones((8, 8)), jnp.ones((4, 8)))
     """
     asked = parse_budget(budget)
-    if policy not in PLANNERS:
-        known = ", ".join(map(repr, PLANNERS))
-        raise ValueError(f"policy {policy!r} is not one of {known}.")
-    if cost_model not in COST_MODELS:
-        known = ", ".join(map(repr, COST_MODELS))
-        raise ValueError(f"cost_model {cost_model!r} is not one of {known}.")
+    _check_options(asked, policy, cost_model, time_limit, plan)
     if fun is None:
-        return lambda fun: remat(
-            fun,
-            budget,
+        return functools.partial(
+            remat,
+            budget=budget,
             policy=policy,
             cost_model=cost_model,
             time_limit=time_limit,
+            plan=plan,
+            cache_dir=cache_dir,
+            progress=progress,
             **jit_options,
         )
     if not callable(fun):
@@ -99,8 +110,6 @@ def remat(
             f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
             "`coop_jax.remat(train_step, budget)`."
         )
-    if not isinstance(time_limit, int | float) or not time_limit > 0:
-        raise ValueError(f"time_limit is seconds above 0, not {time_limit!r}.")
     if not isinstance(fun, jax.stages.Wrapped):
         jitted: Any = jax.jit(fun, **jit_options)
     elif jit_options:
@@ -111,21 +120,42 @@ def remat(
     else:
         jitted = fun
     effort = Effort(time_limit=time_limit)
-    return Rematerialized(jitted, asked, policy, cost_model, effort)
+    cache = cache_at(cache_dir)
+    request = Request(asked, policy, cost_model, effort, plan, cache, progress)
+    return Rematerialized(jitted, request)
+
+
+def _check_options(
+    budget: Budget, policy: Any, cost_model: Any, time_limit: Any, plan: Any
+) -> None:
+    if policy not in PLANNERS:
+        known = ", ".join(map(repr, PLANNERS))
+        raise ValueError(f"policy {policy!r} is not one of {known}.")
+    if cost_model not in COST_MODELS:
+        known = ", ".join(map(repr, COST_MODELS))
+        raise ValueError(f"cost_model {cost_model!r} is not one of {known}.")
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise ValueError(f"time_limit is seconds above 0, not {time_limit!r}.")
+    if plan is None:
+        return
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"`plan` is a coop_jax.Plan, not {type(plan).__name__}: read a file with "
+            "`coop_jax.load_plan(path)`."
+        )
+    if budget.kind != "device":
+        raise ValueError(
+            "give `budget` or `plan`, not both: a plan has the budget it was made for."
+        )
 
 
 class Rematerialized:
     """A training step under a memory budget; made by `coop_jax.remat`."""
 
-    def __init__(
-        self, jitted: Any, budget: Budget, policy: str, cost_model: str, effort: Effort
-    ):
+    def __init__(self, jitted: Any, request: Request):
         self._jitted = jitted
-        self._budget = budget
-        self._policy = policy
-        self._cost_model = cost_model
-        self._effort = effort
-        self._fitted: dict[Any, _Fitted] = {}
+        self._request = request
+        self._fitted: dict[Any, Fitted] = {}
         functools.update_wrapper(self, jitted, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,9 +163,9 @@ class Rematerialized:
         traced, leaves = self._trace(args, kwargs)
         fitted = self._fit(traced, leaves)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
-            flat = fitted.call_traced(*leaves)
+            flat = _call_traced(fitted, leaves)
         else:
-            flat = fitted.candidate.compiled(*leaves)
+            flat = fitted.compiled(*leaves)
         return jax.tree.unflatten(traced.out_tree, flat)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -154,7 +184,7 @@ class Rematerialized:
         """Plans, and lowers the planned step as `jax.jit(step).lower` would."""
         traced, leaves = self._trace(args, kwargs)
         fitted = self._fit(traced, leaves)
-        return fitted.lower(args, kwargs, traced)
+        return _lower(fitted, traced)
 
     def _trace(self, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
         if jax.config.jax_disable_jit:
@@ -170,48 +200,32 @@ class Rematerialized:
             )
         return traced, _dynamic_leaves(traced, args, kwargs)
 
-    def _fit(self, traced: Any, leaves: list[Any]) -> "_Fitted":
+    def _fit(self, traced: Any, leaves: list[Any]) -> Fitted:
         key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
         if key not in self._fitted:
             step = flat_step(traced, leaves)
-            bench = Workbench(step, self._policy, self._cost_model)
-            limit = _device_limit(step)
-            budget = self._budget.resolve(bench.unplanned.total, limit)
-            if budget is None:
-                candidate = bench.floor(self._effort)
-            else:
-                candidate = bench.fit(budget, self._effort)
-            plan = bench.describe(candidate, budget)
-            self._fitted[key] = _Fitted(bench, candidate, plan)
+            self._fitted[key] = fit(step, self._request, _device_limit(step))
         return self._fitted[key]
 
 
-class _Fitted:
-    """The outcome for one set of shapes."""
+def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:
+    """The planned step inside another trace; its derivative is the step's own."""
+    as_written = jexc.jaxpr_as_fun(fitted.step.traced.jaxpr)
+    call = jax.custom_jvp(fitted.step.jit(fitted.function))
+    call.defjvp(lambda primals, tangents: jax.jvp(as_written, primals, tangents))
+    return call(*leaves)
 
-    def __init__(self, workbench: Workbench, candidate: Candidate, plan: Plan):
-        self.workbench = workbench
-        self.candidate = candidate
-        self.plan = plan
 
-    def call_traced(self, *leaves: Any) -> list[Any]:
-        """The planned step inside another trace; its derivative is the step's own."""
-        step = self.workbench.step
-        as_written = jexc.jaxpr_as_fun(step.traced.jaxpr)
-        call = jax.custom_jvp(step.jit(self.candidate.function))
-        call.defjvp(lambda primals, tangents: jax.jvp(as_written, primals, tangents))
-        return call(*leaves)
+def _lower(fitted: Fitted, traced: Any) -> jax.stages.Lowered:
+    """Lowers under the step's own signature, static arguments left out."""
+    step, function = fitted.step, fitted.function
 
-    def lower(self, args: tuple, kwargs: dict, traced: Any) -> jax.stages.Lowered:
-        """Lowers under the step's own signature, static arguments left out."""
-        step, function = self.workbench.step, self.candidate.function
+    def planned(*dynamic: Any, **named: Any) -> Any:
+        flat = function(*jax.tree.leaves((dynamic, named)))
+        return jax.tree.unflatten(traced.out_tree, flat)
 
-        def planned(*dynamic: Any, **named: Any) -> Any:
-            flat = function(*jax.tree.leaves((dynamic, named)))
-            return jax.tree.unflatten(traced.out_tree, flat)
-
-        structs = jax.tree.unflatten(traced.in_tree, step.leaves)
-        return _jit_like(planned, traced, step).lower(*structs[0], **structs[1])
+    structs = jax.tree.unflatten(traced.in_tree, step.leaves)
+    return _jit_like(planned, traced, step).lower(*structs[0], **structs[1])
 
 
 def _jit_like(planned: Callable, traced: Any, step: FlatStep) -> Any:

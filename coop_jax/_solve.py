@@ -13,7 +13,6 @@ passed over.
 """
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,10 +26,11 @@ from ._describe import list_actions, list_arguments
 from ._emit import emit
 from ._errors import BudgetError
 from ._measure import MemoryUse, memory_use
-from ._plan import Plan
+from ._origin import origin_of
+from ._plan import Plan, fingerprint
 from ._planner import Effort, Planned
 from ._policies import PLANNERS
-from ._profile import Profile, profile, scope
+from ._profile import Profile, named_buffers, profile, scope
 from ._progress import stage
 from ._timing import with_measured_costs
 from ._types import Problem, Schedule
@@ -87,6 +87,7 @@ class Workbench:
         )
         self._baseline_function = lambda *values: step.program.evaluate(values, scope)
         compiled, buffers = step.compile_with_buffers(self._baseline_function)
+        self._buffers = buffers
         self.compiles += 1
         self.compile_seconds = self.baseline_seconds = time.perf_counter() - start
         self.unplanned = memory_use(compiled)
@@ -166,10 +167,12 @@ class Workbench:
             compile_seconds=self.compile_seconds,
             baseline_compile_seconds=self.baseline_seconds,
             equations=len(self.step.program.equations),
-            fingerprint=_fingerprint(problem, budget, candidate.positions),
+            fingerprint=fingerprint(problem, budget, candidate.positions),
             floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
             problem=problem,
             arguments=list_arguments(self.step, problem),
+            origin=origin_of(self.step),
+            baseline=named_buffers(self._buffers),
         )
 
     # The loop
@@ -330,11 +333,3 @@ class Workbench:
                 f"A loop or branch takes {largest:,} bytes inside and is planned as "
                 "one operation: put `jax.checkpoint` around its body."
             )
-
-
-def _fingerprint(problem: Problem, budget: int | None, positions: Any) -> str:
-    """Digest of what was planned; no seconds, no addresses."""
-    shape = [dataclasses.astuple(op)[1:3] for op in problem.ops]
-    sizes = [value.size for value in problem.values]
-    text = repr((shape, sizes, problem.fixed, budget, positions))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,115 @@
+"""Gets a planned program for one step: from a plan given, from the cache, or anew."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+import jax
+
+from ._budget import Budget
+from ._cache import Cache
+from ._compile import FlatStep
+from ._errors import PlanError
+from ._origin import origin_of
+from ._plan import Plan
+from ._plan_file import from_text, to_text
+from ._planner import Effort
+from ._progress import logger, shown, stage
+from ._saved import Fitted, restore
+from ._solve import Workbench
+
+_FOLDER = "coop_jax"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How a step is to be planned.
+
+    Attributes:
+      budget: as the user wrote it.
+      policy: name of the planner.
+      cost_model: name of the cost model.
+      effort: of the search.
+      plan: one made before, which is used as it is.
+      cache: where plans are looked up and stored, if anywhere.
+      progress: whether a terminal shows what planning is doing.
+    """
+
+    budget: Budget
+    policy: str
+    cost_model: str
+    effort: Effort
+    plan: Plan | None = None
+    cache: Cache | None = None
+    progress: bool = True
+
+
+def fit(step: FlatStep, request: Request, device_limit: int | None) -> Fitted:
+    """The program that takes the step's place.
+
+    Raises:
+      BudgetError: no program within the budget was found.
+      PlanError: `request.plan` was made for something else.
+    """
+    with shown(request.progress):
+        if request.plan is not None:
+            stage("compiling the step by its saved plan")
+            return restore(step, request.plan)
+        key = _key(step, request, device_limit)
+        return _from_cache(step, request, key) or _planned(
+            step, request, device_limit, key
+        )
+
+
+def cache_at(directory: str | os.PathLike[str] | None) -> Cache | None:
+    """The cache in a directory; for None, inside JAX's compilation cache if any."""
+    if directory is not None:
+        return Cache(directory)
+    compiled = jax.config.jax_compilation_cache_dir
+    # JAX also takes addresses of remote stores, which are no directories.
+    if not compiled or "://" in compiled or not jax.config.jax_enable_compilation_cache:
+        return None
+    return Cache(os.path.join(compiled, _FOLDER))
+
+
+def _planned(
+    step: FlatStep, request: Request, device_limit: int | None, key: str
+) -> Fitted:
+    bench = Workbench(step, request.policy, request.cost_model)
+    budget = request.budget.resolve(bench.unplanned.total, device_limit)
+    if budget is None:
+        candidate = bench.floor(request.effort)
+    else:
+        candidate = bench.fit(budget, request.effort)
+    plan = bench.describe(candidate, budget)
+    if request.cache is not None:
+        request.cache.put(key, to_text(plan))
+    return Fitted(step, candidate.function, candidate.compiled, plan)
+
+
+def _from_cache(step: FlatStep, request: Request, key: str) -> Fitted | None:
+    """The step by the plan stored for it; None if there is none that works."""
+    text = request.cache.get(key) if request.cache is not None else None
+    if request.cache is None or text is None:
+        return None
+    try:
+        plan = from_text(text, str(request.cache.path(key)))
+        stage("compiling the step by its plan from the cache")
+        return restore(step, plan)
+    except PlanError as error:
+        logger.warning("plan cache: planning again. %s", error)
+        return None
+
+
+def _key(step: FlatStep, request: Request, device_limit: int | None) -> str:
+    """Digest of all that decides the plan."""
+    asked = {
+        "origin": asdict(origin_of(step)),
+        "budget": asdict(request.budget),
+        "limit": device_limit if request.budget.kind == "device" else None,
+        "policy": request.policy,
+        "cost_model": request.cost_model,
+        "effort": asdict(request.effort),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
