@@ -67,7 +67,8 @@ def test_what_cannot_be_read_or_written_is_a_warning(
 def test_old_leftovers_are_swept_and_young_ones_left(tmp_path: Path) -> None:
     for name, age in (("old.tmp", 2 * _cache._STALE_SECONDS), ("young.tmp", 0)):
         (tmp_path / name).write_text("half")
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
+        then = time.time() - age
+        os.utime(tmp_path / name, (then, then))
     Cache(tmp_path).put("a", "text")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "young.tmp"]
 
