@@ -5,7 +5,19 @@ size. With a `policy` every block is under `jax.checkpoint`, as one writes it by
 the mathematics and the random bits are those of the step without it.
 """
 
-from . import equinox_transformer, gpt2, resnet50, vit
+from . import (
+    bert_large,
+    bilstm,
+    equinox_transformer,
+    gpt2,
+    gpt3,
+    inception_v3,
+    resnet50,
+    spos,
+    swin,
+    unet,
+    vit,
+)
 from .training_step import POLICIES as POLICIES
 from .training_step import TrainingStep as TrainingStep
 
@@ -14,8 +26,26 @@ _BUILDERS = {
     "resnet50": resnet50.build,
     "vit": vit.build,
     "equinox_transformer": equinox_transformer.build,
+    "unet": unet.build,
+    "inception_v3": inception_v3.build,
+    "swin": swin.build,
+    "bert_large": bert_large.build,
+    "gpt3": gpt3.build,
+    "bilstm": bilstm.build,
+    "spos": spos.build,
 }
 MODELS = tuple(_BUILDERS)
+PAPER = (
+    "gpt3",
+    "bert_large",
+    "bilstm",
+    "spos",
+    "swin",
+    "resnet50",
+    "unet",
+    "inception_v3",
+)
+"""The eight networks on which Coop was evaluated (NeurIPS 2023, arXiv 2311.00591)."""
 
 
 def build(name: str, size: str = "small", policy: str | None = None) -> TrainingStep:
