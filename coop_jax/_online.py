@@ -9,35 +9,30 @@ same neighbour costs, as the authors compare them (OneFlow, branch `dtr2`).
 
 Unlike OneFlow, the window search is exact, the outputs of an op are pinned while it
 runs, its cost counts once and not per output, and staleness is never 0. An output takes
-its input's bytes whenever that input is dead, in a recomputation too.
+its input's bytes whenever that input is dead, in a recomputation too: the input's value
+is then a ghost, without bytes, that its own op can compute again somewhere else.
 
-Each value has a deadline for being computed again: it may need an argument that is
-overwritten (OneFlow then reads the new one) or the result of an op that runs once. What
-is needed beyond its deadline is materialized by then and stays, as outputs do.
+What is needed beyond the turn in which it can last be computed again (`_deadlines`) is
+materialized by then and stays, as outputs do.
 """
 
 import time
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal
 
+import numpy as np
+
 from ._arena import Arena
-from ._eviction import COOP as COOP
-from ._eviction import COPY_ON_WRITE as COPY_ON_WRITE
-from ._eviction import DTE as DTE
-from ._eviction import DTR as DTR
-from ._eviction import NO_PARTITION as NO_PARTITION
-from ._eviction import NO_WINDOW as NO_WINDOW
-from ._eviction import POLICIES as POLICIES
-from ._eviction import Policy as Policy
+from ._deadlines import deadlines
+from ._eviction import COOP, Policy
+from ._scores import Scores
 from ._types import Op, OpId, Problem, Schedule, ValueId
 from ._validate import WORKSPACE
 
-_LEAST_STALENESS = 1e-3
-"""Added to every staleness, in mean costs of an op (MegEngine: 1e-3 of its units)."""
+BEFORE = -1
+"""The step before the first, in which arguments with bytes in the pool are placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +61,19 @@ class OnlineRun:
 
     Attributes:
       schedule: ops in the order they ran, up to the failure if there is one.
-      offsets: (step, value or `WORKSPACE`) -> offset in the pool, bytes.
+      offsets: (step, value or `WORKSPACE`) -> offset in the pool, bytes. Arguments that
+        live in the pool are placed in step `BEFORE`.
       failure: None if the program ran to its end.
       cost: seconds of all steps by the cost model.
       evictions: values evicted to make room.
       eager_frees: values freed because nothing needed them.
       rematerializations: steps beyond each op's first.
       depth: most ops waiting for each other at once; 1 without rematerialization.
+      peak: most bytes of the pool in use at once.
+      peak_pinned: most bytes that ops waited for or held on to at once.
       fragmentation: free share of the pool after each allocation that had to evict.
       chunks_searched: chunks visited while looking for what to evict.
-      search_seconds: wall time of that, freeing included.
+      search_seconds: wall time of each of these searches, freeing included.
     """
 
     schedule: Schedule
@@ -86,9 +84,11 @@ class OnlineRun:
     eager_frees: int
     rematerializations: int
     depth: int
+    peak: int
+    peak_pinned: int
     fragmentation: tuple[float, ...]
     chunks_searched: int
-    search_seconds: float = field(compare=False)
+    search_seconds: tuple[float, ...] = field(compare=False)
 
     @property
     def is_feasible(self) -> bool:
@@ -96,7 +96,12 @@ class OnlineRun:
 
 
 def run_online(
-    problem: Problem, budget: int, policy: Policy = COOP, steps_per_op: int = 50
+    problem: Problem,
+    budget: int,
+    policy: Policy = COOP,
+    steps_per_op: int = 50,
+    held: Mapping[ValueId, OpId] | None = None,
+    progress: Callable[[OpId], None] | None = None,
 ) -> OnlineRun:
     """Runs the program within a budget, deciding as it goes.
 
@@ -104,94 +109,64 @@ def run_online(
       budget: bytes, `Problem.fixed` included.
       policy: what to evict, and where values go.
       steps_per_op: gives up when the steps come to this many times the ops.
+      held: turns to the end of which values are kept, beyond their last use. They may
+        be evicted, and are not computed again unless an op reads them.
+      progress: called with each op of the program that has run.
     """
-    return _Executor(problem, budget, policy).run(steps_per_op * len(problem.ops))
+    executor = _Executor(problem, budget, policy, held or {})
+    return executor.run(steps_per_op * len(problem.ops), progress)
 
 
 class _Stop(Exception):
     """Ends a run from within; its argument is the `Failure`."""
 
 
-class _EvictedSets:
-    """Cost of the evicted neighbourhood of each op, by union-find (DTR's h_eq).
-
-    Sets only merge. An op that runs again leaves its set and takes its cost along.
-    """
-
-    def __init__(self, costs: Iterable[float]) -> None:
-        self._cost = list(costs)
-        self._time = list(self._cost)
-        self._parent = list(range(len(self._cost)))
-        self._node = list(range(len(self._cost)))
-
-    def cost(self, op: OpId) -> float:
-        """Of the set that the evicted op is in, seconds."""
-        return max(self._time[self._root(op)], self._cost[op])
-
-    def evict(self, op: OpId, neighbours: Iterable[OpId]) -> None:
-        """Merges the op's set with those of its evicted neighbours."""
-        for other in neighbours:
-            one, root = self._root(op), self._root(other)
-            if one != root:
-                self._time[root] += self._time[one]
-                self._parent[one] = root
-
-    def restore(self, op: OpId) -> None:
-        """Takes the op out of its set, if it is in one."""
-        root = self._root(op)
-        self._time[root] = max(0.0, self._time[root] - self._cost[op])
-        # Others may hang below the old node, so it stays.
-        self._node[op] = len(self._parent)
-        self._parent.append(self._node[op])
-        self._time.append(self._cost[op])
-
-    def _root(self, op: OpId) -> int:
-        node = root = self._node[op]
-        parent = self._parent
-        while parent[root] != root:
-            root = parent[root]
-        while parent[node] != root:
-            parent[node], node = root, parent[node]
-        return root
-
-
 class _Executor:
     """The state of one run. A turn is what happens up to the program's next op."""
 
-    def __init__(self, problem: Problem, budget: int, policy: Policy) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        budget: int,
+        policy: Policy,
+        held: Mapping[ValueId, OpId],
+    ) -> None:
         self.problem, self.policy = problem, policy
         self.lacking = problem.fixed - budget
         self.arena = Arena(budget - problem.fixed, problem.alignment)
-        self.sets = _EvictedSets(op.cost for op in problem.ops)
-        self.is_resident = [producer < 0 for producer in problem.producer]
+        limits = deadlines(problem, held)
+        self.due = limits.due
+        self.scores = Scores(problem, policy, limits.stays_after)
+        self.is_resident, self.pins = self.scores.resident, self.scores.pins
         self.offset: dict[ValueId, int] = {}
-        self.owner: dict[int, ValueId] = {}
-        self.pins: Counter[ValueId] = Counter()
         self.uses_left = Counter(v for op in problem.ops for v in op.inputs)
-        self.uses: list[list[OpId]] = [[] for _ in problem.values]
-        for k, op in enumerate(problem.ops):
-            for v in op.inputs:
-                self.uses[v].append(k)
-        self.elapsed = [0.0, *accumulate(op.cost for op in problem.ops)]
-        self.deadline, self.due = _deadlines(problem)
+        self.uses_left.update(held.keys())
+        self.uses_left.update(v for v, x in enumerate(problem.values) if x.is_output)
+        self.released: dict[OpId, list[ValueId]] = defaultdict(list)
+        for v, turn in held.items():
+            self.released[turn].append(v)
         self.turn = -1
-        self.clock = self.search_seconds = 0.0
-        self.last_access = [0.0] * len(problem.values)
-        mean = problem.cost(problem.program_order) / max(1, len(problem.ops))
-        self.least_staleness = _LEAST_STALENESS * (mean or 1.0)
+        self.clock = 0.0
         self.schedule: list[OpId] = []
         self.offsets: dict[tuple[int, ValueId], int] = {}
         self.evictions = self.eager_frees = self.depth = self.chunks_searched = 0
+        self.pinned = self.peak_pinned = 0
         self.fragmentation: list[float] = []
+        self.search_seconds: list[float] = []
 
-    def run(self, most_steps: int) -> OnlineRun:
+    def run(
+        self, most_steps: int, progress: Callable[[OpId], None] | None
+    ) -> OnlineRun:
         failure = None
         self.most_steps = most_steps
         try:
             if self.lacking > 0:
                 raise _Stop(Failure("no room", None, self.lacking))
+            self._place_arguments()
             for op in range(len(self.problem.ops)):
                 self._take_turn(op)
+                if progress is not None:
+                    progress(op)
         except _Stop as stop:
             failure = stop.args[0]
         return OnlineRun(
@@ -203,14 +178,28 @@ class _Executor:
             eager_frees=self.eager_frees,
             rematerializations=len(self.schedule) - len(set(self.schedule)),
             depth=self.depth,
+            peak=self.arena.peak,
+            peak_pinned=self.peak_pinned,
             fragmentation=tuple(self.fragmentation),
             chunks_searched=self.chunks_searched,
-            search_seconds=self.search_seconds,
+            search_seconds=tuple(self.search_seconds),
         )
+
+    def _place_arguments(self) -> None:
+        for v, value in enumerate(self.problem.values):
+            if not value.is_argument:
+                continue
+            if value.size > 0:
+                offset = self.arena.allocate(value.size, owner=v)
+                if offset is None:
+                    raise _Stop(self._no_room(None, value.size))
+                self.offset[v] = self.offsets[BEFORE, v] = offset
+            self.is_resident[v] = True
 
     def _take_turn(self, op: OpId) -> None:
         """Runs the program's next op, and before it whatever computes its inputs."""
         self.turn = op
+        self.scores.take_turn(op, self.problem.ops[op].inputs)
         stack = [(op, self._pinned(op, also=self.due.get(op, ())))]
         while stack:
             self.depth = max(self.depth, len(stack))
@@ -221,12 +210,29 @@ class _Executor:
             else:
                 source = self.problem.producer[missing]
                 stack.append((source, self._pinned(source)))
+        for v in self.released.get(op, ()):
+            self.uses_left[v] -= 1
+            self._free_if_dead(v)
 
     def _pinned(self, op: OpId, also: Iterable[ValueId] = ()) -> tuple[ValueId, ...]:
         """What the op waits for; none of it may go until the op has run."""
         needs = tuple(dict.fromkeys((*self.problem.ops[op].inputs, *also)))
-        self.pins.update(needs)
+        self._pin(needs)
         return needs
+
+    def _pin(self, values: Iterable[ValueId]) -> None:
+        for v in values:
+            if not self.pins[v]:
+                self.pinned += self.problem.values[v].size
+            self.pins[v] += 1
+        self.peak_pinned = max(self.peak_pinned, self.pinned)
+
+    def _unpin(self, values: Iterable[ValueId]) -> None:
+        for v in values:
+            self.pins[v] -= 1
+            if not self.pins[v]:
+                self.pinned -= self.problem.values[v].size
+                self._free_if_dead(v)
 
     def _step(self, op: OpId, needs: tuple[ValueId, ...]) -> None:
         spec = self.problem.ops[op]
@@ -234,32 +240,32 @@ class _Executor:
             raise _Stop(Failure("too many steps", op, 0))
         if op == self.turn:
             self.uses_left.subtract(spec.inputs)
-        self.pins.update(spec.outputs)
+        self._pin(spec.outputs)
         self._place_outputs(op, spec)
         for v in spec.outputs:
             if v in self.offset:
                 self.offsets[len(self.schedule), v] = self.offset[v]
         self.schedule.append(op)
-        self.sets.restore(op)
-        for v in (*spec.inputs, *spec.outputs):
-            self.last_access[v] = self.clock
+        self.scores.sets.restore(op)
+        self.scores.touch((*spec.inputs, *spec.outputs), self.clock)
         self.clock += spec.cost
-        touched = (*needs, *spec.outputs)
-        self.pins.subtract(touched)
-        for v in touched:
-            self._free_if_dead(v)
+        self._unpin((*needs, *spec.outputs))
 
     def _place_outputs(self, op: OpId, spec: Op) -> None:
         for source, target in spec.in_place if self.policy.is_in_place else ():
             if self._may_hand_over(source, target):
-                self._place(target, self._drop(source))
+                offset = self._drop(source)
+                self.arena.hand_over(offset, target)
+                self.offset[target] = offset
+                self.is_resident[target] = True
         for v in spec.outputs:
             size = self.problem.values[v].size
             if size > 0 and not self.is_resident[v]:
-                self._place(v, self._allocate(size, op))
+                self.offset[v] = self._allocate(size, op, v)
             self.is_resident[v] = True
         if spec.workspace:
-            offset = self._allocate(spec.workspace, op)
+            # It has no owner: it is gone before anything else can be evicted.
+            offset = self._allocate(spec.workspace, op, len(self.problem.values))
             self.offsets[len(self.schedule), WORKSPACE] = offset
             self.arena.free(offset)
 
@@ -267,59 +273,49 @@ class _Executor:
         if source not in self.offset or self.is_resident[target]:
             return False
         values, rounded = self.problem.values, self.arena.rounded
-        is_dead = self.pins[source] == 1 and not self._is_wanted(source)
+        is_dead = self.pins[source] == 1 and self.uses_left[source] == 0
         return is_dead and rounded(values[source].size) == rounded(values[target].size)
-
-    def _place(self, value: ValueId, offset: int) -> None:
-        self.offset[value] = offset
-        self.owner[offset] = value
-        self.is_resident[value] = True
 
     def _drop(self, value: ValueId) -> int:
         """Makes a value absent; its bytes, at the offset returned, stay taken."""
-        offset = self.offset.pop(value)
-        del self.owner[offset]
         self.is_resident[value] = False
         op = self.problem.producer[value]
-        self.sets.evict(op, self._evicted_inputs(op))
-        return offset
+        if op >= 0:
+            self.scores.sets.evict(op, self._evicted_inputs(op))
+        return self.offset.pop(value)
 
-    def _allocate(self, size: int, op: OpId) -> int:
+    def _allocate(self, size: int, op: OpId, owner: ValueId) -> int:
         low = self.problem.ops[op].is_expensive or not self.policy.is_partitioned
-        if (offset := self.arena.allocate(size, low)) is not None:
+        if (offset := self.arena.allocate(size, low, owner)) is not None:
             return offset
         started = time.perf_counter()
-        search = self._window if self.policy.is_windowed else self._cheapest
         while offset is None:
-            self.chunks_searched += len(self.arena)
-            victims = search(size)
+            victims = self._victims(size)
             if not victims:
                 raise _Stop(self._no_room(op, size))
             for v in victims:
                 self.arena.free(self._drop(v))
             self.evictions += len(victims)
-            offset = self.arena.allocate(size, low)
-        self.search_seconds += time.perf_counter() - started
+            offset = self.arena.allocate(size, low, owner)
+        self.search_seconds.append(time.perf_counter() - started)
         self.fragmentation.append(self.arena.free_bytes / self.arena.capacity)
         return offset
 
-    def _window(self, size: int) -> list[ValueId]:
-        """The values in the cheapest window of this many bytes, if there is one."""
-        found = self.arena.cheapest_window(
-            size,
-            lambda offset: self._score(self.owner[offset]),
-            lambda offset: not self._is_evictable(self.owner[offset]),
-        )
-        return [self.owner[offset] for offset in found.offsets] if found else []
-
-    def _cheapest(self, size: int) -> list[ValueId]:
-        """The single cheapest value, if there is any."""
-        evictable = filter(self._is_evictable, self.offset)
-        victim = min(evictable, key=lambda v: (self._score(v), v), default=None)
-        return [] if victim is None else [victim]
+    def _victims(self, size: int) -> list[ValueId]:
+        """The values in the cheapest window of this many bytes, or the cheapest one."""
+        self.chunks_searched += len(self.arena)
+        costs = self.scores.of(self.arena, self.clock, self.turn)
+        owners = self.arena.owners
+        if self.policy.is_windowed:
+            window = self.arena.cheapest_window(size, costs)
+            inside = owners[window.start : window.end] if window else owners[:0]
+            return inside[inside >= 0].tolist()
+        costs[owners < 0] = np.inf
+        place = int(costs.argmin()) if len(costs) else 0
+        return [int(owners[place])] if len(costs) and np.isfinite(costs[place]) else []
 
     def _free_if_dead(self, value: ValueId) -> None:
-        is_needed = self.pins[value] or self._is_wanted(value)
+        is_needed = self.pins[value] or self.uses_left[value] > 0
         if value in self.offset and not is_needed:
             self.arena.free(self._drop(value))
             self.eager_frees += 1
@@ -327,66 +323,12 @@ class _Executor:
     def _evicted_inputs(self, op: OpId) -> set[OpId]:
         """Ops that computed the inputs which are absent now."""
         absent = (v for v in self.problem.ops[op].inputs if not self.is_resident[v])
-        return {self.problem.producer[v] for v in absent}
+        return {self.problem.producer[v] for v in absent} - {-1}
 
-    def _score(self, value: ValueId) -> float:
-        """The lower, the sooner it is evicted."""
-        op = self.problem.producer[value]
-        cost = self.problem.ops[op].cost
-        cost += sum(self.sets.cost(other) for other in self._evicted_inputs(op))
-        score = cost / (self._idle(value) + self.least_staleness)
-        if self.policy.size_term == "none":
-            return score
-        size = self.problem.values[value].size
-        if self.policy.size_term == "size and free":
-            size += self.arena.free_beside(self.offset[value])
-        return score / size
-
-    def _idle(self, value: ValueId) -> float:
-        """Seconds the value has not been used, or with look-ahead will not be."""
-        if not self.policy.looks_ahead:
-            return self.clock - self.last_access[value]
-        following = bisect_right(self.uses[value], self.turn)
-        if following == len(self.uses[value]):
-            return self.elapsed[-1]
-        return self.elapsed[self.uses[value][following]] - self.elapsed[self.turn]
-
-    def _is_evictable(self, value: ValueId) -> bool:
-        stays = self.problem.values[value].is_output
-        return not (stays or self.pins[value] or self.deadline[value] < self.turn)
-
-    def _is_wanted(self, value: ValueId) -> bool:
-        """Whether the program itself still needs the value."""
-        return self.uses_left[value] > 0 or self.problem.values[value].is_output
-
-    def _no_room(self, op: OpId, request: int) -> Failure:
-        pinned = tuple(sorted(v for v in self.offset if not self._is_evictable(v)))
+    def _no_room(self, op: OpId | None, request: int) -> Failure:
+        stays_after = self.scores.stays_after
+        pinned = tuple(
+            sorted(v for v in self.offset if self.pins[v] or stays_after[v] < self.turn)
+        )
         size = sum(self.problem.values[v].size for v in pinned)
         return Failure("no room", op, request, self.arena.free_bytes, pinned, size)
-
-
-def _deadlines(problem: Problem) -> tuple[list[int], dict[OpId, list[ValueId]]]:
-    """Until when values may be computed again, and what must be back by then.
-
-    Returns:
-      For each value the last turn in which it may be computed again, and for each turn
-      the values that are needed beyond it although it is their last.
-    """
-    ops, values, end = problem.ops, problem.values, len(problem.ops)
-    last_use = {v: k for k, op in enumerate(ops) for v in op.inputs}
-    last_use |= {v: end for v, value in enumerate(values) if value.is_output}
-    writes = ((values[v].overwrites, k) for k, op in enumerate(ops) for v in op.outputs)
-    overwritten_at = {argument: k for argument, k in writes if argument is not None}
-    writers = set(overwritten_at.values())
-    # What an op needs can be had, computed again or not, until this turn.
-    until = [overwritten_at.get(v, end) for v in range(len(values))]
-    deadline = [end] * len(values)
-    due: dict[OpId, list[ValueId]] = {}
-    for k, op in enumerate(ops):
-        is_once = not op.is_recomputable or k in writers
-        last = k if is_once else min((until[v] for v in op.inputs), default=end)
-        for v in op.outputs:
-            deadline[v], until[v] = last, max(last, last_use.get(v, k))
-            if k < last < until[v] and values[v].size > 0:
-                due.setdefault(last, []).append(v)
-    return deadline, due

@@ -2,15 +2,16 @@
 
 import math
 import random
-import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coop_jax._arena import TIE, Arena, Chunk, Eviction, Window, cheapest_window
+from coop_jax._arena import FREE, Arena, Chunk
+from coop_jax._window import LAST_CHOICE, TIE, Window, WindowSearch, cheapest_window
 
 INF = math.inf
 
@@ -88,39 +89,48 @@ def test_an_empty_pool_holds_nothing() -> None:
         arena = Arena(capacity, alignment=64)
         arena.check()
         assert arena.allocate(1) is None
-        assert arena.cheapest_window(1, lambda _: 0.0, lambda _: False) is None
+        assert arena.cheapest_window(1, np.zeros(0)) is None
 
 
 def test_free_bytes_beside_a_chunk_count_on_both_sides() -> None:
     arena = filled([2, 3, 4, 5, 6], freed=(0, 2))
-    assert arena.free_beside(2) == 2 + 4
-    assert arena.free_beside(9) == 4
-    assert arena.free_beside(14) == 0
+    assert arena.free_beside().tolist() == [0, 2 + 4, 0, 4, 0]
+
+
+def test_owners_are_those_of_the_chunks_in_address_order() -> None:
+    arena = Arena(20)
+    assert arena.allocate(4, owner=7) == 0
+    assert arena.allocate(4, low=False, owner=9) == 16
+    assert arena.owners.tolist() == [7, FREE, 9]
+    assert arena.offsets.tolist() == [0, 4, 16, 20]
+    arena.hand_over(16, owner=3)
+    arena.free(0)
+    assert arena.owners.tolist() == [FREE, 3]
+    assert arena.peak == 8
+    with pytest.raises(ValueError, match="no used chunk"):
+        arena.hand_over(0, owner=1)
 
 
 def test_evicts_the_cheapest_contiguous_window() -> None:
     # The two cheapest chunks, 0 and 2, are not adjacent; 3 and 4 are.
     arena = filled([4, 4, 4, 4, 4])
-    costs = {0: 1.0, 4: 9.0, 8: 1.0, 12: 4.0, 16: 2.0}
-    found = arena.cheapest_window(8, costs.__getitem__, lambda offset: False)
-    assert found == Eviction((8, 12), 8, 5.0)
-    found = arena.cheapest_window(8, costs.__getitem__, lambda offset: offset == 8)
-    assert found == Eviction((12, 16), 8, 6.0)
+    costs = np.array([1.0, 9.0, 1.0, 4.0, 2.0])
+    assert arena.cheapest_window(8, costs) == Window(2, 4, 5.0)
+    costs[2] = INF
+    assert arena.cheapest_window(8, costs) == Window(3, 5, 6.0)
 
 
 def test_free_chunks_in_a_window_cost_nothing() -> None:
     arena = filled([4, 4, 4, 4], freed=(1,))
-    found = arena.cheapest_window(8, lambda offset: 1.0 + offset, lambda offset: False)
-    assert found == Eviction((0,), 8, 1.0)
+    costs = np.array([1.0, 0.0, 9.0, 13.0])
+    assert arena.cheapest_window(8, costs) == Window(0, 2, 1.0)
 
 
-def test_a_chunk_of_infinite_cost_is_the_last_choice() -> None:
+def test_a_cost_beyond_all_others_is_the_last_choice_and_no_barrier() -> None:
+    costs = np.array([LAST_CHOICE, LAST_CHOICE, 1.0])
     arena = filled([4, 4, 4])
-    costs = {0: INF, 4: INF, 8: 1.0}
-    found = arena.cheapest_window(8, costs.__getitem__, lambda offset: False)
-    assert found is not None and found.offsets == (4, 8)
-    found = arena.cheapest_window(12, costs.__getitem__, lambda offset: False)
-    assert found is not None and found.offsets == (0, 4, 8)
+    assert arena.cheapest_window(8, costs) == Window(1, 3, LAST_CHOICE)
+    assert arena.cheapest_window(12, costs) == Window(0, 3, 2 * LAST_CHOICE)
 
 
 @pytest.mark.parametrize(
@@ -203,18 +213,50 @@ def test_costs_of_all_magnitudes_do_not_drift() -> None:
         assert found.cost <= expected.cost * (1 + 2 * TIE)
 
 
-def test_the_search_takes_about_half_a_microsecond_per_chunk() -> None:
+def test_one_search_serves_pools_of_any_size() -> None:
+    # Work arrays hold what the search before left there.
+    rng = random.Random(2)
+    search = WindowSearch()
+    for _ in range(500):
+        count = rng.choice([1, 3, 70, 9, 200])
+        sizes = [rng.randint(1, 6) for _ in range(count)]
+        costs = [rng.choice([0.0, 1.0, 5.0, INF]) for _ in range(count)]
+        offsets = np.concatenate(([0], np.cumsum(sizes)))
+        need = rng.randint(1, sum(sizes) + 1)
+        found = search.cheapest(offsets, np.array(costs), need)
+        assert found == cheapest_window(sizes, costs, need)
+
+
+def large_pool(count: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    count = 100_000
     sizes, costs = rng.integers(1, 100, count), rng.exponential(1.0, count)
     costs[rng.random(count) < 0.05] = 0
+    costs[rng.random(count) < 0.01] = INF
+    return np.concatenate(([0], np.cumsum(sizes))), costs
+
+
+def test_the_search_takes_less_than_a_microsecond_per_chunk() -> None:
+    count = 100_000
+    offsets, costs = large_pool(count)
+    search = WindowSearch()
     seconds = []
-    for _ in range(5):
+    for _ in range(10):
         start = time.perf_counter()
-        assert cheapest_window(sizes, costs, 50_000) is not None
+        assert search.cheapest(offsets, costs, 1_000) is not None
         seconds.append(time.perf_counter() - start)
-    # Measured 0.5; the bound leaves room for a busy machine.
-    assert min(seconds) / count < 2.5e-6
+    assert min(seconds) / count < 1e-6
+
+
+def test_a_search_allocates_one_array_of_positions_and_one_of_flags() -> None:
+    count = 100_000
+    offsets, costs = large_pool(count)
+    search = WindowSearch()
+    search.cheapest(offsets, costs, 1_000)
+    tracemalloc.start()
+    search.cheapest(offsets, costs, 1_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 11 * count
 
 
 @settings(max_examples=200, deadline=None)
@@ -235,12 +277,15 @@ def test_the_chunks_tile_the_pool_whatever_happens(
         if offset is not None:
             held[offset] = arena.rounded(size)
         elif held and pick % 2:
-            need, pinned = size, min(held)
-            found = arena.cheapest_window(need, float, lambda at, p=pinned: at == p)
-            for victim in found.offsets if found else ():
-                arena.free(victim)
-                del held[victim]
-            assert found is None or arena.allocate(need, low) is not None
+            chunks = list(arena)
+            costs = np.array([0.0 if c.is_free else 1.0 + c.offset for c in chunks])
+            costs[[c.offset == min(held) for c in chunks]] = INF
+            found = arena.cheapest_window(size, costs)
+            for chunk in chunks[found.start : found.end] if found else ():
+                if not chunk.is_free:
+                    arena.free(chunk.offset)
+                    del held[chunk.offset]
+            assert found is None or arena.allocate(size, low) is not None
             if found is not None:
                 held = dict(used(arena))
         elif held:
@@ -256,7 +301,7 @@ def test_the_largest_size_is_no_special_case() -> None:
     arena = Arena(2**50)
     assert arena.allocate(2**49, low=False) == 2**49
     assert arena.allocate(2**49 + 1) is None
-    assert arena.cheapest_window(2**50, lambda _: sys.float_info.max, lambda _: False)
+    assert arena.cheapest_window(2**50, np.array([0.0, LAST_CHOICE]))
     arena.check()
 
 

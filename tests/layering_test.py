@@ -15,6 +15,9 @@ SOURCES = sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"
 JAX_FREE = (
     "_types",
     "_arena",
+    "_window",
+    "_scores",
+    "_deadlines",
     "_online",
     "_eviction",
     "_policies",

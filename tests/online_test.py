@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from validate_test import random_problem
 
 from coop_jax._buffer_assignment import assign, live_peak, schedule_buffers
-from coop_jax._online import (
+from coop_jax._eviction import (
     COOP,
     COPY_ON_WRITE,
     DTE,
@@ -16,12 +16,10 @@ from coop_jax._online import (
     NO_PARTITION,
     NO_WINDOW,
     POLICIES,
-    Failure,
-    OnlineRun,
     Policy,
-    _EvictedSets,
-    run_online,
 )
+from coop_jax._online import Failure, OnlineRun, run_online
+from coop_jax._scores import EvictedSets
 from coop_jax._types import Op, Problem, Value
 from coop_jax._validate import live_bytes, peak_bytes, validate
 
@@ -126,7 +124,7 @@ def test_free_neighbours_make_a_victim_for_dte() -> None:
 
 
 def test_evicting_a_value_raises_the_cost_of_what_is_computed_from_it() -> None:
-    sets = _EvictedSets([1.0, 2.0, 4.0])
+    sets = EvictedSets([1.0, 2.0, 4.0])
     sets.evict(0, ())
     sets.evict(1, {0})
     assert sets.cost(0) == sets.cost(1) == 3.0
