@@ -44,6 +44,17 @@ class FlatStep:
         """Positions of donated leaves."""
         return tuple(i for i, gone in enumerate(self.program.donated) if gone)
 
+    @property
+    def donated_arguments(self) -> tuple[int, ...]:
+        """Positional arguments that are donated as a whole."""
+        positional, _ = self.traced.args_info
+        leaves = map(jax.tree.leaves, positional)
+        return tuple(
+            i
+            for i, infos in enumerate(leaves)
+            if infos and all(x.donated for x in infos)
+        )
+
     def jit(self, function: Callable[..., list[Any]]) -> Any:
         """`function` of the flat arguments under jit, donating as the step does."""
         return jax.jit(function, donate_argnums=self.donated, **self.jit_options)

@@ -1,7 +1,7 @@
 """Errors a user may want to catch: no such budget, no such plan. Imports no JAX."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._budget import format_bytes
 
@@ -34,6 +34,7 @@ class BudgetError(ValueError):
       floor: smallest bytes that any program tried came to, or None if none was tried.
       buffers: what is alive at that program's peak, largest first.
       advice: sentences on what would help, beside the usual ones.
+      plan: the `Plan` of that program, if there is one; its `explain()` tells more.
     """
 
     def __init__(
@@ -42,19 +43,22 @@ class BudgetError(ValueError):
         floor: int | None = None,
         buffers: Sequence[tuple[str, int, str]] = (),
         advice: Sequence[str] = (),
+        plan: Any = None,
     ) -> None:
         self.budget = budget
         self.floor = floor
         live = [LiveBuffer(*buffer) for buffer in buffers]
         self.buffers = tuple(sorted(live, key=lambda buffer: -buffer.size))
         self.advice = tuple(advice)
+        self.plan = plan
         parts = [_headline(budget, floor), _listing(self.buffers)]
         parts.append(_advice_text(floor, self.advice))
         super().__init__("\n".join(part for part in parts if part))
 
     def __reduce__(self):
         # An exception is otherwise rebuilt from its message alone.
-        return BudgetError, (self.budget, self.floor, self.buffers, self.advice)
+        given = (self.budget, self.floor, self.buffers, self.advice, self.plan)
+        return BudgetError, given
 
 
 class PlanError(ValueError):

@@ -157,6 +157,57 @@ class Plan:
 
         save_plan(self, path)
 
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws bytes over program order, and the addresses of all buffers.
+
+        Args:
+          path: of the file to write. `.html` is one page with hover and zoom that needs
+            nothing else; `.svg`, `.png` and `.pdf` need matplotlib (`coop_jax[plot]`).
+
+        Raises:
+          ValueError: another suffix.
+          ImportError: matplotlib is not installed.
+
+        Example:
+          >>> step.plan(state, batch).plot("plan.html")
+        """
+        from ._report.files import write_plot
+
+        write_plot(self, path)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Writes a trace for https://ui.perfetto.dev: operations and bytes alive.
+
+        Args:
+          path: of the JSON file. Times in it are the cost model's estimates.
+
+        Example:
+          >>> step.plan(state, batch).to_perfetto("trace.json")
+        """
+        from ._report.files import write_trace
+
+        write_trace(self, path)
+
+    def explain(self, budget: int | None = None) -> str:
+        """Says in words what keeps the step from taking fewer bytes.
+
+        Args:
+          budget: bytes to compare with; by default those it was planned for.
+
+        Returns:
+          What is fixed, what is alive at the peak and why, a bound that no order of
+          operations gets around, and what would help.
+
+        Example:
+          >>> try:
+          ...     step.plan(state, batch)
+          ... except coop_jax.BudgetError as error:
+          ...     print(error.plan.explain())
+        """
+        from ._report.explanation import explanation
+
+        return explanation(self, self.budget if budget is None else budget)
+
     def table(self, least: int = 65536) -> str:
         """What happens to each value, as text; repeated layers share their rows.
 

@@ -160,7 +160,7 @@ class Rematerialized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step; plans first if these shapes are new."""
-        traced, leaves = self._trace(args, kwargs)
+        traced, leaves = trace_step(self._jitted, args, kwargs)
         fitted = self._fit(traced, leaves)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = _call_traced(fitted, leaves)
@@ -178,27 +178,13 @@ class Rematerialized:
         Raises:
           BudgetError: no program within the budget was found.
         """
-        return self._fit(*self._trace(args, kwargs)).plan
+        return self._fit(*trace_step(self._jitted, args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Plans, and lowers the planned step as `jax.jit(step).lower` would."""
-        traced, leaves = self._trace(args, kwargs)
+        traced, leaves = trace_step(self._jitted, args, kwargs)
         fitted = self._fit(traced, leaves)
         return _lower(fitted, traced)
-
-    def _trace(self, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
-        if jax.config.jax_disable_jit:
-            raise RuntimeError(
-                "`coop_jax.remat` rewrites what XLA compiles, and `jax_disable_jit` is "
-                "on. Call the step itself to debug it."
-            )
-        traced = self._jitted.trace(*args, **kwargs)
-        if not hasattr(traced, "args_info"):
-            raise TypeError(
-                f"{type(self._jitted).__name__} is not a function of `jax.jit`. Pass "
-                "the function beneath it, with its state split into arrays."
-            )
-        return traced, _dynamic_leaves(traced, args, kwargs)
 
     def _fit(self, traced: Any, leaves: list[Any]) -> Fitted:
         key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
@@ -206,6 +192,22 @@ class Rematerialized:
             step = flat_step(traced, leaves)
             self._fitted[key] = fit(step, self._request, _device_limit(step))
         return self._fitted[key]
+
+
+def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
+    """Traces a jitted step. Returns `jax.stages.Traced` and its dynamic leaves."""
+    if jax.config.jax_disable_jit:
+        raise RuntimeError(
+            "`coop_jax.remat` rewrites what XLA compiles, and `jax_disable_jit` is "
+            "on. Call the step itself to debug it."
+        )
+    traced = jitted.trace(*args, **kwargs)
+    if not hasattr(traced, "args_info"):
+        raise TypeError(
+            f"{type(jitted).__name__} is not a function of `jax.jit`. Pass "
+            "the function beneath it, with its state split into arrays."
+        )
+    return traced, _dynamic_leaves(traced, args, kwargs)
 
 
 def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:

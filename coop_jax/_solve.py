@@ -315,7 +315,8 @@ class Workbench:
             if where.start <= peak < where.end and problem.values[v].size
         ]  # fmt: skip
         advice = list(self._advice(budget, alive[peak] if alive else 0))
-        return BudgetError(budget, floor.memory.total, buffers, advice)
+        plan = self.describe(floor, budget)
+        return BudgetError(budget, floor.memory.total, buffers, advice, plan)
 
     def _advice(self, budget: int, peak: int) -> Iterator[str]:
         """What would help this step in particular."""
