@@ -11,13 +11,13 @@ from ._budget import Budget
 from ._cache import Cache
 from ._compile import FlatStep
 from ._errors import PlanError
+from ._loop_solve import LoopWorkbench
 from ._origin import origin_of
 from ._plan import Plan
 from ._plan_file import from_text, to_text
 from ._planner import Effort
 from ._progress import logger, shown, stage
 from ._saved import Fitted, restore
-from ._solve import Workbench
 
 _FOLDER = "coop_jax"
 
@@ -76,7 +76,7 @@ def cache_at(directory: str | os.PathLike[str] | None) -> Cache | None:
 def _planned(
     step: FlatStep, request: Request, device_limit: int | None, key: str
 ) -> Fitted:
-    bench = Workbench(step, request.policy, request.cost_model)
+    bench = LoopWorkbench(step, request.policy, request.cost_model)
     budget = request.budget.resolve(bench.unplanned.total, device_limit)
     if budget is None:
         candidate = bench.floor(request.effort)

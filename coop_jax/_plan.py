@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -76,6 +77,34 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """What becomes of a forward scan and the backward scan that reads its residuals.
+
+    Attributes:
+      place: number of the forward scan among the step's equations; inside another loop,
+        after the numbers of the loops around it.
+      name: the user's `file:line (function)`.
+      length: iterations.
+      chunk: iterations between the carries that are kept; 0 if each keeps its own row.
+      row: bytes kept per iteration (of a chunk).
+      size: bytes kept altogether.
+      written: bytes kept by the step as written.
+      recomputed: operations of one iteration that run again in the backward scan.
+      positions: per operation of both bodies, one after the other, where it runs.
+    """
+
+    place: tuple[int, ...]
+    name: str
+    length: int
+    chunk: int
+    row: int
+    size: int
+    written: int
+    recomputed: int
+    positions: tuple[tuple[int, ...], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A step that fits its budget.
 
@@ -96,6 +125,7 @@ class Plan:
       compile_seconds: wall time spent in XLA.
       baseline_compile_seconds: the share of the unplanned step in that.
       equations: equations in the step.
+      loops: what becomes of scans over layers.
       fingerprint: digest of program, budget and plan; equal on every host.
       warnings: what the user should know.
       floor: bytes of the smallest program that was compiled on the way.
@@ -120,6 +150,7 @@ class Plan:
     baseline_compile_seconds: float
     equations: int
     fingerprint: str
+    loops: tuple[LoopPlan, ...] = ()
     warnings: tuple[str, ...] = ()
     floor: int | None = None
     problem: Problem = field(default_factory=lambda: Problem((), ()), repr=False)
@@ -130,7 +161,7 @@ class Plan:
     @property
     def is_planned(self) -> bool:
         """False if the step fits as written and is left alone."""
-        return bool(self.positions)
+        return bool(self.positions or self.loops)
 
     @property
     def schedule(self) -> Schedule:
@@ -252,6 +283,7 @@ class Plan:
         )  # fmt: skip
         rows += [(kind, self._counted(kind)) for kind in ("kept", "moved")]
         rows.append(("recomputed", self._recomputed()))
+        rows += [("loop", _loop(loop)) for loop in self.loops]
         in_place = [action for action in self.actions if action.is_in_place]
         rows.append(("in place", _values(in_place)))
         rows.append(
@@ -286,12 +318,28 @@ class Plan:
         return rows if kept else []
 
 
-def fingerprint(problem: Problem, budget: int | None, positions: Any) -> str:
+def fingerprint(
+    problem: Problem,
+    budget: int | None,
+    positions: Any,
+    loops: Sequence[LoopPlan] = (),
+) -> str:
     """Digest of what was planned; no seconds, no addresses."""
     shape = [astuple(op)[1:3] for op in problem.ops]
     sizes = [value.size for value in problem.values]
     text = repr((shape, sizes, problem.fixed, budget, positions))
+    if loops:
+        text += repr([(loop.place, loop.chunk, loop.positions) for loop in loops])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _loop(loop: LoopPlan) -> str:
+    every = f"the carry of every {loop.chunk}th, then " if loop.chunk else ""
+    return (
+        f"{loop.length} iterations keep {every}{format_bytes(loop.row)} each, "
+        f"{format_bytes(loop.size)} for {format_bytes(loop.written)}; "
+        f"{loop.recomputed} operations run again"
+    )
 
 
 def _values(chosen: list[Action]) -> str:

@@ -137,7 +137,7 @@ class _ProblemBuilder:
                 outputs,
                 cost,
                 workspace=self._workspace(unit, equation),
-                is_recomputable=_is_recomputable(equation),
+                is_recomputable=is_recomputable(equation),
                 is_expensive=operations > _DENSE_FLOPS_PER_BYTE * touched,
                 in_place=self._in_place(unit, equation),
             )
@@ -169,7 +169,11 @@ class _ProblemBuilder:
         """Bytes of the op's buffers other than its outputs, overlaps counted once."""
         spans = []
         results = [self.graph.bytes(v) for v in equation.outputs]
-        for buffer in self.owned.get(unit.root, ()):
+        # A loop writes its results over and over, in one place.
+        distinct = {
+            (b.allocation, b.offset, b.size): b for b in self.owned.get(unit.root, ())
+        }
+        for buffer in distinct.values():
             if buffer.size in results:
                 results.remove(buffer.size)
             elif buffer.is_temporary:
@@ -181,8 +185,13 @@ class _ProblemBuilder:
         return covered
 
     def _in_place(self, unit: Unit, equation: Equation):
-        """Elementwise results may take the bytes of an input of the same type."""
+        """Elementwise results may take the bytes of an input of the same type.
+
+        What a loop carries stays in one place.
+        """
         graph = self.graph
+        if equation.primitive.name == "scan":
+            return self._carried(unit, equation)
         if any(
             graph.equations[k].primitive.name not in FUSIBLE
             or graph.equations[k].primitive.name in ("transpose", "concatenate", "rev")
@@ -200,8 +209,24 @@ class _ProblemBuilder:
             and avals[source].dtype == avals[target].dtype
         )
 
+    def _carried(
+        self, unit: Unit, equation: Equation
+    ) -> tuple[tuple[ValueId, ValueId], ...]:
+        """Pairs of what a scan carries in and out, both in the pool."""
+        consts, carry, _ = (len(part) for part in equation.params["ft_in"].unpack())
+        starts = equation.inputs[consts : consts + carry]
+        owned = {v for v in unit.inputs if v in self.graph.producer}
+        pairs = []
+        for start, end in zip(starts, equation.outputs, strict=False):
+            if isinstance(start, Literal) or end in self.graph.outputs:
+                continue
+            source = self.graph.resolve(start)
+            if source in owned and source not in self.graph.outputs:
+                pairs.append((self._value_of[source], self._value_of[end]))
+        return tuple(pairs)
 
-def _is_recomputable(equation: Equation) -> bool:
+
+def is_recomputable(equation: Equation) -> bool:
     name = equation.primitive.name
     return not equation.effects and name not in _STATEFUL and name not in _COLLECTIVES
 

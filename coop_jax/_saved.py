@@ -12,6 +12,7 @@ from typing import Any
 from ._compile import FlatStep
 from ._emit import emit
 from ._errors import PlanError
+from ._loop_sites import rewritten
 from ._measure import memory_use
 from ._origin import differences, origin_of
 from ._plan import Plan
@@ -62,9 +63,10 @@ def restore(step: FlatStep, plan: Plan) -> Fitted:
 
 
 def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
-    if not plan.is_planned:
-        return lambda *values: step.program.evaluate(values, scope)
-    found = profile(step.program, plan.baseline, plan.unplanned.fixed, step.platform)
+    program = rewritten(step.program, plan.loops, step.platform)
+    if not plan.positions:
+        return lambda *values: program.evaluate(values, scope)
+    found = profile(program, plan.baseline, plan.unplanned.fixed, step.platform)
     if _shape(found.problem) != _shape(plan.problem):
         raise PlanError(
             "this plan cannot be used for this step",

@@ -132,7 +132,7 @@ class Workbench:
                 self._bisect(room, effort)
         fitting = self._fitting(budget)
         if not fitting:
-            raise self._infeasible(budget, effort)
+            raise self.infeasible(budget, effort)
         return min(fitting, key=lambda c: (c.cost, c.memory.total))
 
     def floor(self, effort: Effort) -> Candidate:
@@ -148,6 +148,14 @@ class Workbench:
             if relaxed is not None:
                 self._compile(relaxed)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
+
+    def try_once(self, budget: int, effort: Effort) -> Candidate | None:
+        """One planned program aimed at `budget` bytes, or None if no plan gets there.
+
+        Unlike `fit` it neither corrects the aim nor goes down to the floor.
+        """
+        room = budget - self.unplanned.fixed
+        return self._try(room - self._expected_surplus(room), room, effort)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
@@ -303,7 +311,8 @@ class Workbench:
         extra = program_flops(program, ran) - program_flops(program, once)
         return program_flops(program) + extra
 
-    def _infeasible(self, budget: int, effort: Effort) -> BudgetError:
+    def infeasible(self, budget: int, effort: Effort) -> BudgetError:
+        """The error for a budget below everything reached."""
         floor = self.floor(effort)
         problem = self.problem
         alive = live_bytes(problem, floor.schedule)

@@ -13,7 +13,7 @@ must behave as the user wrote it. The planner sees through it: each output is th
 import contextlib
 import os.path
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ _NOT_THE_USERS = (
     "<",
 )
 _STATEFUL = {"rng_uniform"}
+_NO_SCOPE = contextlib.nullcontext()
 
 _INLINED_BODY = {
     "jit": "jaxpr",
@@ -116,11 +117,14 @@ class Program:
     avals: tuple[Any, ...]
     donated: tuple[bool, ...]
 
-    def evaluate(self, values: Sequence[Any], scope_of: Callable[[int], str]) -> list:
+    def evaluate(
+        self, values: Sequence[Any], scope_of: Callable[[int], str] | None = None
+    ) -> list:
         """Runs the equations in order, equation `i` under the scope `scope_of(i)`."""
         env = dict(zip(self.arguments, values, strict=True)) | dict(self.constants)
         for index, equation in enumerate(self.equations):
-            with jax.named_scope(scope_of(index)):
+            scope = jax.named_scope(scope_of(index)) if scope_of else _NO_SCOPE
+            with scope:
                 operands = [read(env, atom) for atom in equation.inputs]
                 if equation.is_barrier:
                     outputs = lax.optimization_barrier(operands)
@@ -141,19 +145,20 @@ def _location(source: Any) -> str:
     return "" if summary.startswith("<unknown>") else summary
 
 
-def read(env: dict[Variable, Any], atom: Atom) -> Any:
+def read(env: Mapping[Variable, Any], atom: Atom) -> Any:
     """The value of an atom."""
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
-def flatten(closed: Any, donated: Sequence[bool]) -> Program:
+def flatten(closed: Any, donated: Sequence[bool], merge: bool = True) -> Program:
     """Flattens a closed jaxpr, drops dead equations and merges equal ones.
 
     Args:
       closed: jaxpr of the whole step (`jax.stages.Traced.jaxpr`).
       donated: per flat argument, whether it is donated.
+      merge: False leaves equal equations apart.
     """
-    builder = _Builder()
+    builder = _Builder(merge)
     arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
     constants = [builder.constant(c) for c in closed.consts]
     top = source_info_util.new_name_stack()
@@ -169,10 +174,74 @@ def flatten(closed: Any, donated: Sequence[bool]) -> Program:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Two bodies as one program, equal equations of both merged.
+
+    Attributes:
+      program: the first body's equations, then the second's.
+      boundary: number of equations of the first.
+      results: number of outputs that are the first's.
+      operands: per operand of the second equation, its variable in `program`, or the
+        literal that it is.
+    """
+
+    program: Program
+    boundary: int
+    results: int
+    operands: tuple[Atom, ...]
+
+
+def flatten_joint(
+    first: Equation, second: Equation, same: dict[int, tuple[str, int]]
+) -> Joint:
+    """Flattens the bodies of two scans, one after the other.
+
+    Args:
+      first, second: scan equations.
+      same: operands of the second body that are ("input", i) operand `i` of the first
+        body or ("output", i) its result `i`.
+    """
+    builder = _Builder()
+    top = source_info_util.new_name_stack()
+
+    def body(equation: Equation, operands: Sequence[Atom]) -> list[Atom]:
+        closed = equation.params["jaxpr"]
+        consts = [builder.constant(c) for c in closed.consts]
+        return builder.inline(closed.jaxpr, consts, operands, top, equation.source)
+
+    ours = [builder.new(v.aval) for v in first.params["jaxpr"].jaxpr.invars]
+    results = body(first, ours)
+    boundary = len(builder.equations)
+    theirs: list[Atom] = []
+    own: list[Variable] = []
+    for i, v in enumerate(second.params["jaxpr"].jaxpr.invars):
+        kind, place = same.get(i, ("own", 0))
+        if kind == "own":
+            own.append(builder.new(v.aval))
+        theirs.append({"input": ours, "output": results}[kind][place]
+                      if kind != "own" else own[-1])  # fmt: skip
+    outputs = [*results, *body(second, theirs)]
+    equations = _drop_dead(builder.equations, outputs)
+    kept = set(map(id, equations))
+    boundary = sum(id(e) in kept for e in builder.equations[:boundary])
+    arguments = (*ours, *own)
+    program = Program(
+        arguments,
+        tuple(builder.constants),
+        tuple(equations),
+        tuple(outputs),
+        tuple(builder.avals),
+        (False,) * len(arguments),
+    )
+    return Joint(program, boundary, len(results), tuple(theirs))
+
+
 class _Builder:
     """Collects flat equations while walking nested jaxprs."""
 
-    def __init__(self) -> None:
+    def __init__(self, merge: bool = True) -> None:
+        self.merge = merge
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: list[tuple[Variable, Any]] = []
@@ -225,7 +294,7 @@ class _Builder:
         return [resolve(atom) for atom in jaxpr.outvars]
 
     def _append(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any):
-        key = _merge_key(eqn, inputs)
+        key = _merge_key(eqn, inputs) if self.merge else None
         if key is not None and key in self._seen:
             return self._seen[key]
         outputs = tuple(self.new(v.aval) for v in eqn.outvars)

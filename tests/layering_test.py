@@ -28,6 +28,9 @@ JAX_FREE = (
     "_validate",
     "_budget",
     "_errors",
+    "_min_cut",
+    "_scan_plan",
+    "_loop_plan",
 )
 MOST_LINES = 400
 # In two pieces, or this file would break its own rule.

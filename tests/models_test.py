@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.models import MODELS, PAPER, POLICIES, build
+from benchmarks.models import MODELS, PAPER, POLICIES, SCANNED, build
 from benchmarks.models.spos import SIZES, sample_path
 
 # One object per model, so that its initializer compiles once.
@@ -36,11 +36,12 @@ PARAMETERS = {
     "swin": 28_288_354,
     "bert_large": 336_226_108,
     "gpt3": 2_651_553_280,
+    "scanned_gpt": 354_599_936,
 }
 
 
 # The networks of the paper are traced once, below.
-@pytest.mark.parametrize("name", sorted(set(MODELS) - set(PAPER)))
+@pytest.mark.parametrize("name", [*sorted(set(MODELS) - set(PAPER)), *SCANNED])
 def test_step_returns_a_state_like_its_argument(name):
     state, batch = small(name).abstract_args()
     new_state, metrics = jax.eval_shape(small(name).step, state, batch)
@@ -68,7 +69,16 @@ def test_policy_reaches_every_block_and_changes_no_shape(name, policy):
     assert "prevent_cse=False" not in str(jaxpr)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SCANNED)
+def test_policy_reaches_the_scanned_body(name):
+    args = small(name).abstract_args()
+    jaxpr = str(jax.make_jaxpr(build(name, policy="dots_saveable").step)(*args))
+    # A scan keeps recomputations apart without barriers.
+    assert jaxpr.count("prevent_cse=False") == 1
+    assert "prevent_cse=True" not in jaxpr
+
+
+@pytest.mark.parametrize("name", [*MODELS, *SCANNED])
 def test_paper_size_has_the_published_weights_and_makes_no_arrays(name):
     state, batch = build(name, "paper").abstract_args()
     leaves = jax.tree.leaves((state, batch))

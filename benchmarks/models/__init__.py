@@ -13,6 +13,7 @@ from . import (
     gpt3,
     inception_v3,
     resnet50,
+    scanned_gpt,
     spos,
     swin,
     unet,
@@ -35,6 +36,9 @@ _BUILDERS = {
     "spos": spos.build,
 }
 MODELS = tuple(_BUILDERS)
+_BUILDERS["scanned_gpt"] = scanned_gpt.build
+SCANNED = ("scanned_gpt",)
+"""Layers in one `lax.scan`; `benchmarks.loops` measures them."""
 PAPER = (
     "gpt3",
     "bert_large",
@@ -52,10 +56,10 @@ def build(name: str, size: str = "small", policy: str | None = None) -> Training
     """Returns the training step `name`, one of `MODELS`.
 
     Args:
-      name: one of `MODELS`.
+      name: one of `MODELS` or `SCANNED`.
       size: "small" (seconds a step on two cores) or "paper" (the published size).
       policy: None, or one of `POLICIES` for `jax.checkpoint` around every block.
     """
     if name not in _BUILDERS:
-        raise ValueError(f"model {name!r} is not one of {', '.join(MODELS)}")
+        raise ValueError(f"model {name!r} is not one of {', '.join(_BUILDERS)}")
     return _BUILDERS[name](size, policy)

@@ -1,0 +1,147 @@
+"""Where a program has scan pairs, loops around them included, and its rewriting.
+
+A pair may be inside another loop: gradients accumulated over micro-batches, say. What
+such a pair holds is alive while that loop runs. The place of a pair is the number of
+its forward scan among the equations of the body it is in, after the numbers of the
+loops around it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ._cost import RATES, DeviceRates, nbytes
+from ._errors import PlanError
+from ._loop_plan import PairChoices, Variant
+from ._plan import LoopPlan
+from ._scan_emit import Rewriting, rewrite
+from ._scan_pairs import ScanPair, ScanParts, find_pairs, stacked_bytes
+from ._scan_plan import Keeping
+from ._scan_problem import BodyProblem, body_problem
+from ._trace import Equation, Program, flatten
+
+type Place = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A pair of a program and what it may become.
+
+    Attributes:
+      equations: first and last equation of the whole program over which the pair's
+        residuals are alive.
+      written: bytes of the residuals as written.
+    """
+
+    place: Place
+    pair: ScanPair
+    body: BodyProblem
+    choices: PairChoices
+    equations: tuple[int, int]
+    written: int
+    name: str
+
+    def loop_plan(self, variant: Variant) -> LoopPlan:
+        """The variant as data."""
+        positions = variant.keeping.positions
+        return LoopPlan(
+            self.place,
+            self.name,
+            self.pair.length,
+            variant.chunk,
+            variant.keeping.row,
+            variant.size,
+            self.written,
+            sum(len(runs) - 1 for runs in positions),
+            positions,
+        )
+
+
+def find_sites(program: Program, platform: str) -> list[Site]:
+    """All scan pairs of a program, outer loops first."""
+    rates = RATES.get(platform, RATES["gpu"])
+    return _sites(program, rates, (), 1)
+
+
+def rewritten(program: Program, plans: Sequence[LoopPlan], platform: str) -> Program:
+    """The program with its pairs as these plans say.
+
+    Raises:
+      PlanError: the plans are for other loops.
+    """
+    if not plans:
+        return program
+    sites = {site.place: site for site in find_sites(program, platform)}
+    rewritings: dict[Place, Rewriting] = {}
+    for plan in plans:
+        site = sites.get(plan.place)
+        if site is None or len(site.body.equations) != len(plan.positions):
+            raise PlanError(
+                "this plan cannot be used for this step",
+                [f"It has no scan over {plan.length} layers at {plan.name}."],
+            )
+        keeping = Keeping(plan.positions, plan.row, 0.0)
+        rewritings[plan.place] = Rewriting(site.pair, site.body, keeping, plan.chunk)
+    return _rewritten(program, rewritings)
+
+
+def _sites(
+    program: Program, rates: DeviceRates, around: Place, times: int
+) -> list[Site]:
+    pairs = find_pairs(program)
+    found = [_site(program, pair, rates, around, times) for pair in pairs]
+    taken = {k for pair in pairs for k in (pair.forward, pair.backward)}
+    for k, equation in enumerate(program.equations):
+        if equation.primitive.name != "scan" or k in taken:
+            continue
+        body = _body(equation)
+        inside = _sites(body, rates, (*around, k), times * equation.params["length"])
+        found += [replace(site, equations=(k, k)) for site in inside]
+    return found
+
+
+def _site(
+    program: Program, pair: ScanPair, rates: DeviceRates, around: Place, times: int
+) -> Site:
+    body = body_problem(pair, program, rates)
+    forward, backward = (
+        program.equations[pair.forward],
+        program.equations[pair.backward],
+    )
+    joint = pair.joint.program
+    operands = joint.arguments
+    carry = sum(nbytes(joint.avals[operands[k]]) for k in ScanParts.of(forward).carry)
+    choices = PairChoices(
+        body.body,
+        pair.length,
+        carry,
+        forward=sum(op.cost for op in body.body.problem.ops[: body.body.seam]),
+        can_chunk=forward.params["reverse"] != backward.params["reverse"],
+        times=times,
+    )
+    return Site(
+        (*around, pair.forward),
+        pair,
+        body,
+        choices,
+        (pair.forward, pair.backward),
+        stacked_bytes(pair, program),
+        forward.location,
+    )
+
+
+def _body(equation: Equation) -> Program:
+    closed = equation.params["jaxpr"]
+    return flatten(closed, (False,) * len(closed.jaxpr.invars))
+
+
+def _rewritten(program: Program, rewritings: Mapping[Place, Rewriting]) -> Program:
+    here = [r for place, r in rewritings.items() if len(place) == 1]
+    inside: dict[int, dict[Place, Rewriting]] = {}
+    for place, rewriting in rewritings.items():
+        if len(place) > 1:
+            inside.setdefault(place[0], {})[place[1:]] = rewriting
+    bodies = {
+        k: _rewritten(_body(program.equations[k]), deeper)
+        for k, deeper in inside.items()
+    }
+    return rewrite(program, here, bodies)

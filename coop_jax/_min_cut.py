@@ -1,0 +1,85 @@
+"""The cheapest way to have values again behind a seam, exactly. Imports no JAX.
+
+At a price per byte, each value is carried across the seam (its bytes times the price),
+or its op is repeated behind it (the op's cost), which takes the op's inputs there. The
+total is a sum of terms over pairs of yes-or-no choices that never gain from two choices
+differing, so its minimum is a minimum cut of a graph (Greig, Porteous and Seheult,
+1989):
+
+    source -> value   endless      the value is read behind the seam
+    value  -> op      price*bytes  there, but not repeated: it was carried
+    op     -> sink    cost         repeated
+    op     -> value   endless      repeated: its inputs must be there
+
+The flow is found by shortest augmenting paths in layers (Dinic, 1970).
+"""
+
+from collections import deque
+
+_ENDLESS = 1 << 80
+
+
+class FlowNetwork:
+    """A directed graph with whole-number capacities."""
+
+    def __init__(self, nodes: int) -> None:
+        self._edges: list[list[int]] = [[] for _ in range(nodes)]
+        self._target: list[int] = []
+        self._capacity: list[int] = []
+
+    def add(self, start: int, end: int, capacity: int | None) -> None:
+        """Adds an edge; `None` is endless capacity."""
+        for a, b, c in (
+            (start, end, _ENDLESS if capacity is None else capacity),
+            (end, start, 0),
+        ):
+            self._edges[a].append(len(self._target))
+            self._target.append(b)
+            self._capacity.append(c)
+
+    def source_side(self, source: int, sink: int) -> set[int]:
+        """Nodes on the source's side of a minimum cut, as few as possible."""
+        while True:
+            level = self._levels(source)
+            if sink not in level:
+                return set(level)
+            self._saturate(source, sink, level)
+
+    def _levels(self, source: int) -> dict[int, int]:
+        level = {source: 0}
+        queue = deque([source])
+        while queue:
+            node = queue.popleft()
+            for edge in self._edges[node]:
+                target = self._target[edge]
+                if self._capacity[edge] and target not in level:
+                    level[target] = level[node] + 1
+                    queue.append(target)
+        return level
+
+    def _saturate(self, source: int, sink: int, level: dict[int, int]) -> None:
+        """Pushes flow along shortest paths until each has a full edge."""
+        untried = [list(edges) for edges in self._edges]
+        path: list[int] = []
+        node = source
+        while True:
+            if node == sink:
+                amount = min(self._capacity[edge] for edge in path)
+                for edge in path:
+                    self._capacity[edge] -= amount
+                    self._capacity[edge ^ 1] += amount
+                path, node = [], source
+            while untried[node]:
+                edge = untried[node][-1]
+                target = self._target[edge]
+                if self._capacity[edge] and level.get(target) == level[node] + 1:
+                    path.append(edge)
+                    node = target
+                    break
+                untried[node].pop()
+            else:
+                if node == source:
+                    return
+                edge = path.pop()
+                node = self._target[edge ^ 1]
+                untried[node].pop()

@@ -1,0 +1,267 @@
+"""Steps that scan over their layers, rewritten and run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import coop_jax
+from coop_jax._compile import flat_step
+from coop_jax._loop_plan import Variant
+from coop_jax._loop_sites import find_sites, rewritten
+
+WIDTH, ROWS, LAYERS = 16, 64, 12
+
+
+def block(x, weights, key):
+    kept = jax.random.bernoulli(key, 0.9, x.shape)
+    y = jax.nn.gelu(x @ weights["up"]) @ weights["down"]
+    return x + jnp.where(kept, y / 0.9, 0)
+
+
+def stacked_weights(layers=LAYERS):
+    keys = jax.random.split(jax.random.key(1), 2)
+    return {
+        "up": 0.3 * jax.random.normal(keys[0], (layers, WIDTH, 4 * WIDTH)),
+        "down": 0.3 * jax.random.normal(keys[1], (layers, 4 * WIDTH, WIDTH)),
+    }
+
+
+def scan_loss(weights, x, **options):
+    keys = jax.random.split(jax.random.key(0), len(weights["up"]))
+
+    def body(x, layer):
+        return block(x, *layer), None
+
+    y, _ = lax.scan(body, x, (weights, keys), **options)
+    return jnp.mean(y**2)
+
+
+def train_step(loss_of, weights, x):
+    loss, grads = jax.value_and_grad(loss_of)(weights, x)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+
+def accumulated(weights, x):
+    """Two scans inside a scan over micro-batches."""
+
+    def add(total, piece):
+        value = jax.value_and_grad(scan_loss)(weights, piece)
+        return jax.tree.map(jnp.add, total, value), None
+
+    zeros = jax.tree.map(jnp.zeros_like, (jnp.float32(0), weights))
+    (loss, grads), _ = lax.scan(add, zeros, x.reshape(4, -1, WIDTH))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+
+def with_outputs(weights, x):
+    """A scan that also stacks results which the caller gets."""
+
+    def loss_of(weights):
+        def body(x, layer):
+            y = block(x, layer, jax.random.key(3))
+            return y, (jnp.mean(y), jnp.tanh(y))
+
+        y, (means, all_tanh) = lax.scan(body, x, weights)
+        return jnp.mean(y**2) + jnp.sum(means * all_tanh[:, 0, 0]), means
+
+    (loss, means), grads = jax.value_and_grad(loss_of, has_aux=True)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss, means
+
+
+def two_stacks(weights, x):
+    def loss_of(weights, x):
+        first = jax.tree.map(lambda w: w[:6], weights)
+        second = jax.tree.map(lambda w: w[6:], weights)
+        y = x
+        for half in (first, second):
+            y, _ = lax.scan(
+                lambda y, w: (block(y, w, jax.random.key(0)), None), y, half
+            )
+        return jnp.mean(y**2)
+
+    return train_step(loss_of, weights, x)
+
+
+def checkpointed(weights, x):
+    keys = jax.random.split(jax.random.key(0), len(weights["up"]))
+
+    @jax.checkpoint
+    def body(x, layer):
+        return block(x, *layer), None
+
+    def loss_of(weights, x):
+        return jnp.mean(lax.scan(body, x, (weights, keys))[0] ** 2)
+
+    return train_step(loss_of, weights, x)
+
+
+def carried_key(weights, x):
+    """Random keys that are carried, not scanned over."""
+
+    def loss_of(weights, x):
+        def body(carry, layer):
+            x, key = carry
+            key, mine = jax.random.split(key)
+            return (block(x, layer, mine), key), None
+
+        (y, _), _ = lax.scan(body, (x, jax.random.key(7)), weights)
+        return jnp.mean(y**2)
+
+    return train_step(loss_of, weights, x)
+
+
+STEPS = {
+    "plain": functools.partial(train_step, scan_loss),
+    "reverse": functools.partial(
+        train_step, functools.partial(scan_loss, reverse=True)
+    ),
+    "unroll": functools.partial(train_step, functools.partial(scan_loss, unroll=2)),
+    "accumulated": accumulated,
+    "outputs": with_outputs,
+    "two_stacks": two_stacks,
+    "checkpointed": checkpointed,
+    "carried_key": carried_key,
+}
+
+
+def arguments():
+    x = jax.random.normal(jax.random.key(2), (ROWS, WIDTH))
+    return stacked_weights(), x
+
+
+@functools.cache
+def flat(name):
+    args = arguments()
+    traced = jax.jit(STEPS[name]).trace(*args)
+    return flat_step(traced, jax.tree.leaves(args))
+
+
+@functools.cache
+def sites_of(name):
+    return find_sites(flat(name).program, "cpu")
+
+
+def variants(site):
+    """The least kept for every iteration, and chunks that keep something."""
+    corners, chunks = site.choices.corners, site.choices.chunks
+    yield Variant(corners[-1], 0, 0, 0.0)
+    yield Variant(corners[len(corners) // 2], chunks[-2], 0, 0.0)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_rewritten_steps_compute_the_same(name):
+    step, args = flat(name), arguments()
+    expected = jax.tree.leaves(jax.jit(STEPS[name])(*args))
+    sites = sites_of(name)
+    assert sites
+    for chosen in zip(*(variants(site) for site in sites), strict=True):
+        plans = [s.loop_plan(v) for s, v in zip(sites, chosen, strict=True)]
+        program = rewritten(step.program, plans, "cpu")
+        found = jax.jit(program.evaluate)(jax.tree.leaves(args))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_a_pair_inside_a_loop_is_found_in_its_place():
+    (site,) = sites_of("accumulated")
+    outer, _ = site.place
+    assert flat("accumulated").program.equations[outer].params["length"] == 4
+    assert site.equations == (outer, outer)
+
+
+def test_nothing_is_recomputed_in_the_richest_variant():
+    (site,) = sites_of("plain")
+    most = Variant(site.choices.corners[0], 0, 0, 0.0)
+    names = [
+        site.body.body.problem.ops[op].name
+        for op, runs in enumerate(site.loop_plan(most).positions)
+        if len(runs) > 1
+    ]
+    assert not {"dot_general", "random_bits", "tanh"} & set(names)
+
+
+def test_a_scan_without_gradient_has_no_pair():
+    def forward(weights, x):
+        return scan_loss(weights, x)
+
+    args = arguments()
+    step = flat_step(jax.jit(forward).trace(*args), jax.tree.leaves(args))
+    assert find_sites(step.program, "cpu") == []
+
+
+def test_bodies_with_effects_are_left_alone(capfd):
+    def loss_of(weights, x):
+        def body(x, w):
+            jax.debug.print("layer {}", x[0, 0])
+            return block(x, w, jax.random.key(0)), None
+
+        return jnp.mean(lax.scan(body, x, weights)[0] ** 2)
+
+    args = arguments()
+    step = coop_jax.remat(functools.partial(train_step, loss_of), budget=1.0)
+    jax.block_until_ready(step(*args))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("layer") == LAYERS
+
+
+@functools.cache
+def planned(name, budget):
+    step = coop_jax.remat(STEPS[name], budget=budget, donate_argnums=0)
+    return step, step.plan(*arguments())
+
+
+@pytest.mark.parametrize(("name", "budget"), [("plain", 0.5), ("accumulated", 0.8)])
+def test_fits_the_budget(name, budget):
+    step, plan = planned(name, budget)
+    assert plan.budget is not None
+    assert plan.measured.total <= plan.budget
+    assert plan.loops
+    weights, x = arguments()
+    expected = jax.jit(STEPS[name])(weights, x)
+    found = step(weights, x)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
+        found,
+        expected,
+    )
+
+
+def test_the_plan_says_what_becomes_of_the_loop():
+    _, plan = planned("plain", 0.5)
+    (loop,) = plan.loops
+    assert loop.length == LAYERS
+    assert loop.size < loop.written
+    assert "loops_test.py" in loop.name
+    assert "12 iterations keep" in str(plan)
+    assert plan.is_planned
+
+
+def test_a_saved_plan_rewrites_the_loops_again(tmp_path):
+    _, plan = planned("plain", 0.5)
+    plan.save(tmp_path / "plan.json")
+    again = coop_jax.remat(
+        STEPS["plain"],
+        plan=coop_jax.load_plan(tmp_path / "plan.json"),
+        donate_argnums=0,
+    )
+    assert again.plan(*arguments()) == coop_jax.load_plan(tmp_path / "plan.json")
+    assert again.lower(*arguments()).compile() is not None
+
+
+def test_the_floor_is_far_below_what_checkpointing_the_body_reaches():
+    def temporaries(step):
+        compiled = jax.jit(step, donate_argnums=0).lower(*arguments()).compile()
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    _, plan = planned("plain", "min")
+    assert plan.measured.temp < temporaries(STEPS["checkpointed"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

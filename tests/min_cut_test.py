@@ -1,0 +1,54 @@
+"""Minimum cuts against all cuts of small graphs."""
+
+import itertools
+import random
+
+import pytest
+
+from coop_jax._min_cut import FlowNetwork
+
+
+def cut_size(edges, side, sink):
+    assert sink not in side
+    return sum(c for a, b, c in edges if a in side and b not in side)
+
+
+def network(nodes, edges):
+    built = FlowNetwork(nodes)
+    for a, b, c in edges:
+        built.add(a, b, c)
+    return built
+
+
+def test_cuts_the_thinner_of_two_edges():
+    edges = [(0, 2, 3), (2, 1, 2)]
+    assert network(3, edges).source_side(0, 1) == {0, 2}
+
+
+def test_endless_edges_are_never_cut():
+    built = FlowNetwork(4)
+    built.add(0, 2, None)
+    built.add(2, 3, None)
+    built.add(3, 1, 7)
+    built.add(2, 1, 1)
+    assert built.source_side(0, 1) == {0, 2, 3}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_is_the_smallest_of_all_cuts(seed):
+    rng = random.Random(seed)
+    nodes = rng.randint(3, 8)
+    pairs = [(a, b) for a in range(nodes) for b in range(nodes) if a != b]
+    edges = [(a, b, rng.randint(0, 9)) for a, b in pairs if rng.random() < 0.5]
+    found = network(nodes, edges).source_side(0, 1)
+    inner = range(2, nodes)
+    sides = [
+        {0, *chosen}
+        for count in range(nodes - 1)
+        for chosen in itertools.combinations(inner, count)
+    ]
+    assert cut_size(edges, found, 1) == min(cut_size(edges, s, 1) for s in sides)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
