@@ -36,7 +36,6 @@ PARAMETERS = {
     "swin": 28_288_354,
     "bert_large": 336_226_108,
     "gpt3": 2_651_553_280,
-    "scanned_gpt": 354_599_936,
 }
 
 
