@@ -15,7 +15,6 @@ The naive version of all of this is `_validate.live_bytes`; tests compare the tw
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -314,18 +313,15 @@ class Retention:
     def _group_peak(self, position: int) -> int:
         """Peak of the values that begin or end while `position` runs."""
         group = self.groups[position]
+        if len(group) == 1:
+            return self._single_peak(group[0], position)
         ops = self.problem.ops
         low = position * self.length
         high = low + self.length
         born: dict[int, int] = {}
         dying: dict[int, int] = {}
         live = 0
-        sized = self._sized
-        if len(group) == 1:
-            values: Iterable[ValueId] = sized[group[0]]
-        else:
-            values = {v for k in group for v in sized[k]}
-        for v in values:
+        for v in {v for k in group for v in self._sized[k]}:
             size = self.sizes[v]
             for start, stop in self.segments[v]:
                 if start >= high:
@@ -336,7 +332,7 @@ class Retention:
                     born[start] = born.get(start, 0) + size
                 elif stop < high:
                     live += size
-                if stop < high and stop >= low:
+                if stop < high:
                     dying[stop] = dying.get(stop, 0) + size
         peak = live
         for k in group:
@@ -346,6 +342,22 @@ class Retention:
             peak = max(peak, live + appearing - shared + ops[k].workspace)
             live += appearing - dying.get(key, 0)
         return peak
+
+    def _single_peak(self, op: OpId, position: int) -> int:
+        """The same where nothing but `op` runs, which is most positions."""
+        key = position * self.length + op
+        total, appears, dies = self.problem.ops[op].workspace, False, False
+        for v in self._sized[op]:
+            for start, stop in self.segments[v]:
+                if start >= key:
+                    if start == key:
+                        total += self.sizes[v]
+                        appears = True
+                    break
+                if stop == key:
+                    total += self.sizes[v]
+                    dies = True
+        return total - self._handed_over(op, key) if appears and dies else total
 
     def _handed_over(self, op: OpId, key: int) -> int:
         """Bytes that outputs of this step take over from inputs that die here."""

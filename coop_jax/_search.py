@@ -63,6 +63,21 @@ class Planned:
     fits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps that recompute a value.
+
+    Attributes:
+      steps: in the order they run; none if the value cannot be recomputed there.
+      estimate: excess bytes that they take away per second.
+      stretches: whether an input has to stay alive, over some excess, for them.
+    """
+
+    steps: tuple[Step, ...]
+    estimate: float
+    stretches: bool
+
+
 class Relief:
     """How much excess a value of some size adds or takes away over a stretch."""
 
@@ -181,19 +196,21 @@ class Search:
         the going rate; recomputing all of them is the last resort.
         """
         best, best_edits = floor, []
-        tried: set[tuple[Step, ...]] = set()
-        for rate in (np.inf, self.rate):
-            steps, estimate = self._chain(gap, rate)
-            if not steps or steps in tried or estimate < best * _NEAR_BEST:
+        kept = self._chain(gap, np.inf)
+        chains = [kept]
+        if kept.stretches:
+            again = self._chain(gap, self.rate)
+            chains += [again] if again.steps != kept.steps else []
+        for chain in chains:
+            if not chain.steps or chain.estimate < best * _NEAR_BEST:
                 continue
-            tried.add(steps)
-            score, edits = self._try(steps, excess)
+            score, edits = self._try(chain.steps, excess)
             if score > best or (score == best > 0 and not best_edits):
                 best, best_edits = score, edits
         return best, best_edits
 
-    def _chain(self, gap: Gap, rate: float) -> tuple[tuple[Step, ...], float]:
-        """Steps that recompute the gap's value at its end, and their estimated score.
+    def _chain(self, gap: Gap, rate: float) -> Chain:
+        """Steps that recompute the gap's value at its end.
 
         An input that is no longer alive is recomputed too if keeping it would cost more
         than `rate` excess bytes per second of its recomputation. No steps if the value
@@ -202,7 +219,8 @@ class Search:
         state, problem = self.state, self.state.problem
         op, position = problem.producer[gap.value], gap.end
         if op in self.tabu or not state.may_run(op, position):
-            return (), 0.0
+            return Chain((), 0.0, False)
+        stretches = False
         gain = self.relief.of(state.sizes[gap.value], gap.start + 1, position)
         cost = self._least_cost(gap)
         steps, todo = {op}, [op]
@@ -216,13 +234,15 @@ class Search:
                     continue
                 kept = self.relief.of(size, alive + 1, position)
                 again = problem.ops[producer].cost
+                stretches = stretches or kept > 0
                 if kept > rate * again and self._may_chain(producer, position, steps):
                     steps.add(producer)
                     todo.append(producer)
                     cost += again
                 else:
                     gain -= kept
-        return tuple((k, position) for k in sorted(steps)), gain / cost
+        places = tuple((k, position) for k in sorted(steps))
+        return Chain(places, gain / cost, stretches)
 
     def _may_chain(self, op: OpId, position: int, steps: set[OpId]) -> bool:
         return (
