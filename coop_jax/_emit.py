@@ -15,7 +15,7 @@ cost nothing at run time.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from ._loops import scan_from, stacks
 from ._profile import Profile
 from ._trace import Atom, Literal, Variable, read
 from ._types import OpId
-from ._units import Unit
+from ._units import FUSIBLE, Unit
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planner.Planned.positions`)."""
@@ -76,24 +76,44 @@ class _Emission:
             zip(self.program.arguments, arguments, strict=True)
         )
         self.env |= dict(self.program.constants)
-        self.trigger: Any = None
+        self.trigger: Variable | None = None
+        self.last_read: dict[Variable, int] = {}
         self.done: set[OpId] = set()
         sizes = [v.size for v in profile.problem.values]
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
 
     def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
-        for group in plan:
-            self._run_group(group)
+        parts = [part for group in plan for part in self._parts(group)]
+        reads = [self._outside_reads(part) for part in parts]
+        self.last_read = {v: i for i, read in enumerate(reads) for v in read}
+        outputs = (a for a in self.program.outputs if not isinstance(a, Literal))
+        for v in outputs:
+            self.last_read[self.profile.alias_of.get(v, v)] = len(parts)
+        for i, part in enumerate(parts):
+            self._run_part(i, part, reads[i])
         return [_value(self.profile, self.env, a) for a in self.program.outputs]
 
-    def _run_group(self, group: Sequence[OpId]) -> None:
-        reads = self._outside_reads(group)
-        is_large = any(self._is_large(op) for op in group)
-        local: dict[Variable, Any] = {v: self.env[v] for v in reads}
+    def _parts(self, group: Sequence[OpId]) -> Iterator[list[OpId]]:
+        """Cuts a group after each op that XLA computes on its own."""
+        part: list[OpId] = []
+        for op in group:
+            part.append(op)
+            root = self.program.equations[self.profile.units[op].root]
+            if root.primitive.name not in FUSIBLE:
+                yield part
+                part = []
+        if part:
+            yield part
+
+    def _run_part(
+        self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
+    ) -> None:
+        is_large = any(self._is_large(op) for op in part)
         literals: dict[Place, Any] = {}
         if is_large and self.trigger is not None:
-            literals = self._tie(local, group)
-        for op in group:
+            literals = self._tie(part, reads)
+        local = {v: self.env[v] for v in reads}
+        for op in part:
             if op in self.done:
                 with jax.named_scope("coop_recompute"):
                     self._compute(op, local, literals)
@@ -101,7 +121,7 @@ class _Emission:
                 self._compute(op, local, literals)
                 self.done.add(op)
         if is_large:
-            self._set_trigger(group)
+            self._set_trigger(index, part)
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
         made: set[Variable] = set()
@@ -120,26 +140,29 @@ class _Emission:
         )
 
     def _tie(
-        self, local: dict[Variable, Any], group: Sequence[OpId]
+        self, part: Sequence[OpId], reads: Sequence[Variable]
     ) -> dict[Place, Any]:
-        """Makes what the group starts from available only after the trigger.
+        """Makes what the part starts from available only after the trigger.
 
-        Updates `local`; returns the literals that now come from behind the barrier.
+        The trigger passes too, and is read on from behind the barrier: XLA takes
+        operands that nothing reads out of a barrier, and the order with them.
+
+        Returns:
+          The literals that now come from behind the barrier.
         """
-        tied = {v: x for v, x in local.items() if x is not self.trigger}
         places = dict.fromkeys(
-            place for op in group for place in self.profile.units[op].literals
+            place for op in part for place in self.profile.units[op].literals
         )
         literals = [self._literal(*place) for place in places]
-        for op in group:
+        for op in part:
             root = self.profile.units[op].root
             if stacks(self.program.equations[root]) and (root, STACKS) not in places:
                 places[root, STACKS] = None
                 literals.append(jnp.zeros((), jnp.int32))
-        if not tied and not literals:
-            return {}
-        *behind, _ = lax.optimization_barrier([*tied.values(), *literals, self.trigger])
-        local.update(zip(tied, behind[: len(tied)], strict=True))
+        tied = list(dict.fromkeys((*reads, self.trigger)))
+        before = [self.env[v] for v in tied]
+        behind = lax.optimization_barrier([*before, *literals])
+        self.env.update(zip(tied, behind, strict=False))
         return dict(zip(places, behind[len(tied) :], strict=True))
 
     def _literal(self, k: int, place: int) -> Any:
@@ -156,13 +179,17 @@ class _Emission:
             zip(self.program.equations[unit.root].outputs, outputs, strict=True)
         )
 
-    def _set_trigger(self, group: Sequence[OpId]) -> None:
-        """The largest result of the group's last op that produces an array."""
-        for op in reversed(group):
+    def _set_trigger(self, index: int, part: Sequence[OpId]) -> None:
+        """The largest array of the part's last op that something reads later."""
+        for op in reversed(part):
             outputs = self.program.equations[self.profile.units[op].root].outputs
-            sized = [v for v in outputs if getattr(self.env[v], "size", 0)]
+            sized = [
+                v
+                for v in outputs
+                if getattr(self.env[v], "size", 0) and self.last_read.get(v, -1) > index
+            ]
             if sized:
-                self.trigger = max((self.env[v] for v in sized), key=lambda x: x.size)
+                self.trigger = max(sized, key=lambda v: self.env[v].size)
                 return
 
 

@@ -13,28 +13,38 @@ seconds, so that a plan is the same on every host; `time_limit` is a guard for t
 extreme case.
 """
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 
 from ._eviction import LOOKAHEAD
 from ._online import run_online
 from ._retention import Retention
 from ._search import Effort as Effort
 from ._search import Planned as Planned
+from ._search import Positions as Positions
 from ._search import Search
 from ._types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4
-_FRESH_STARTS = 4
-_FRESH_SHRINK = 0.96
+_ATTEMPTS = 8
+_FIRST_SHARE = 0.3
+_CLOSE = 1.02
 
 
-def plan(problem: Problem, pool: int, effort: Effort | None = None) -> Planned:
+def plan(
+    problem: Problem,
+    pool: int,
+    effort: Effort | None = None,
+    starts: Sequence[Positions] = (),
+) -> Planned:
     """Plans `problem` so that at most `pool` bytes are alive at once.
 
     Args:
       problem: ops in program order with costs and sizes.
       pool: bytes for values (the budget less `problem.fixed`).
       effort: how long to refine.
+      starts: plans for other pools to begin with; from scratch if none can be made to
+        fit.
 
     Returns:
       The cheapest schedule found; with `fits=False`, none was within the pool and the
@@ -43,28 +53,29 @@ def plan(problem: Problem, pool: int, effort: Effort | None = None) -> Planned:
     effort = effort or Effort()
     state = Retention(problem)
     search = Search(state, pool, effort)
-    seeds = [state.snapshot(), *_lookahead_seed(problem, pool)]
-    outcomes = []
-    for seed in seeds:
-        state.restore(seed)
-        fits = search.relieve()
-        if fits:
-            search.trim()
-        outcomes.append((not fits, state.cost, state.snapshot()))
-    is_over, _, best = min(outcomes, key=lambda outcome: outcome[:2])
-    state.restore(best)
-    if not is_over:
+    outcomes = [search.reach(start) for start in starts]
+    if not any(outcome.fits for outcome in outcomes):
+        seeds = [program_order(problem), *_lookahead_seed(problem, pool)]
+        outcomes += [search.reach(seed) for seed in seeds]
+    best = min(outcomes, key=lambda outcome: (not outcome.fits, outcome.cost))
+    state.restore(best.positions)
+    if best.fits:
         search.refine(effort)
-    return search.result(not is_over)
+    return search.result(best.fits)
 
 
-def _lookahead_seed(problem: Problem, pool: int) -> list[tuple[tuple[int, ...], ...]]:
+def _lookahead_seed(problem: Problem, pool: int) -> list[Positions]:
     """Positions by online Coop with look-ahead, if it gets through."""
     run = run_online(problem, problem.fixed + pool, LOOKAHEAD, _SEED_STEPS_PER_OP)
     return [positions(problem, run.schedule)] if run.is_feasible else []
 
 
-def positions(problem: Problem, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+def program_order(problem: Problem) -> Positions:
+    """Positions of the unplanned schedule."""
+    return tuple((k,) for k in range(len(problem.ops)))
+
+
+def positions(problem: Problem, schedule: Schedule) -> Positions:
     """Where each op runs: a repeat belongs to the next op that runs for the first time.
 
     The schedule must run first times in program order, as online policies do.
@@ -81,29 +92,48 @@ def positions(problem: Problem, schedule: Schedule) -> tuple[tuple[int, ...], ..
 def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
     """Plans for the smallest pool that can be reached.
 
-    The pool shrinks step by step, each plan starting from the last one. Where that
-    ends, planning from scratch may get further; the best plan is then refined.
+    Halves the interval between what the largest op needs for itself and the smallest
+    pool reached so far, each time from the best plan and from the program's own order.
     """
     effort = effort or Effort()
     state = Retention(problem)
-    search = Search(state, state.peak(), replace(effort, moves=effort.moves // 3))
-    best, best_peak = state.snapshot(), state.peak()
-    shrink = 0.8
-    while shrink < 0.99 and best_peak > 0:
-        search.pool = int(best_peak * shrink)
-        if search.relieve():
-            search.trim()
-            best, best_peak = state.snapshot(), state.peak()
+    search = Search(state, state.peak(), effort)
+    best = search.reach(program_order(problem))
+    low, pool = _least(problem), _FIRST_SHARE * best.peak
+    for _ in range(_ATTEMPTS):
+        search.pool = max(int(pool), low)
+        reached = best
+        for start in (best.positions, program_order(problem)):
+            search.moves_left = effort.moves // 2
+            reached = search.reach(start)
+            if reached.fits:
+                break
+        if reached.fits:
+            best = reached
         else:
-            state.restore(best)
-            shrink = shrink**0.5
-    state.restore(best)
-    reached = search.result(fits=True)
-    quick = replace(effort, rounds=0, moves=effort.moves // 8)
-    pool = reached.peak
-    for _ in range(_FRESH_STARTS):
-        pool = int(min(pool, reached.peak) * _FRESH_SHRINK)
-        fresh = plan(problem, pool, quick)
-        reached = fresh if fresh.fits else reached
-    again = plan(problem, reached.peak, replace(effort, moves=effort.moves // 3))
-    return again if again.fits else reached
+            low = search.pool
+        if best.peak <= low * _CLOSE:
+            break
+        pool = math.sqrt(low * best.peak)
+    search.pool = best.peak
+    search.moves_left = effort.moves // 3
+    state.restore(best.positions)
+    search.refine(effort)
+    return search.result(fits=True)
+
+
+def _least(problem: Problem) -> int:
+    """Bytes that no schedule goes below: the values that one op reads and writes."""
+    sizes = [
+        0 if problem.producer[v] < 0 else value.size
+        for v, value in enumerate(problem.values)
+    ]
+    return max(
+        (
+            sum(sizes[v] for v in {*op.inputs, *op.outputs})
+            - sum(sizes[target] for target in {target for _, target in op.in_place})
+            + op.workspace
+            for op in problem.ops
+        ),
+        default=0,
+    )

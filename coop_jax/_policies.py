@@ -4,12 +4,12 @@
 published online policies: same arena, same emission, so that they compare.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ._eviction import COOP, DTE, DTR, Policy
 from ._online import run_online
-from ._planner import Effort, Planned, plan, positions, smallest
+from ._planner import Effort, Planned, Positions, plan, positions, smallest
 from ._retention import Retention
 from ._types import Problem
 
@@ -21,16 +21,19 @@ class Planner:
     """One way to plan.
 
     Attributes:
-      plan: (problem, pool in bytes, effort) -> the cheapest schedule it finds.
+      plan: (problem, pool in bytes, effort, plans to start from) -> the cheapest
+        schedule it finds.
       smallest: (problem, effort) -> a schedule for the smallest pool it reaches.
     """
 
-    plan: Callable[[Problem, int, Effort], Planned]
+    plan: Callable[[Problem, int, Effort, Sequence[Positions]], Planned]
     smallest: Callable[[Problem, Effort], Planned]
 
 
 def _online(policy: Policy) -> Planner:
-    def plan_online(problem: Problem, pool: int, effort: Effort) -> Planned:
+    def plan_online(
+        problem: Problem, pool: int, effort: Effort, starts: Sequence[Positions] = ()
+    ) -> Planned:
         run = run_online(problem, problem.fixed + pool, policy)
         state = Retention(problem)
         if run.is_feasible:

@@ -3,8 +3,8 @@
     relieve   while some position is over the pool: rematerialize across the gap
               that takes most excess bytes away per second of recomputation
     trim      take back every rematerialization that is no longer needed
-    refine    tear out a few neighbouring rematerializations, relieve and trim
-              again, keep the result if it is cheaper
+    refine    relieve to a slightly smaller pool and trim back, or tear out a few
+              neighbouring rematerializations and repair; keep what is cheaper
 
 A *gap* is a stretch over which a value only waits for its next reader. Dropping it
 means running the producer again just before that reader; each input of the producer is
@@ -26,6 +26,15 @@ _NEGLIGIBLE = 1 / 4096
 _MAX_CHAIN = 64
 _PROBES = 12
 _NEAR_BEST = 0.7
+_SQUEEZE = (0.93, 0.995)
+_TEARING = 0.3
+_NOISE = 0.3
+_WORTH_FOLLOWING = 1.003
+_PATIENCE = 8
+
+
+type Positions = tuple[tuple[int, ...], ...]
+"""Per op, where it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class Effort:
       time_limit: seconds after which refinement stops wherever it is.
     """
 
-    rounds: int = 10
+    rounds: int = 20
     moves: int = 12_000
     time_limit: float = 20.0
 
@@ -57,7 +66,7 @@ class Planned:
     """
 
     schedule: Schedule
-    positions: tuple[tuple[int, ...], ...]
+    positions: Positions
     peak: int
     cost: float
     fits: bool
@@ -108,10 +117,19 @@ class Search:
         self.relief = Relief(state.bytes_at, pool)
         self.rate = np.inf
 
+    def reach(self, start: Positions) -> Planned:
+        """Relieves a schedule until it is within the pool, then trims it."""
+        self.state.restore(start)
+        fits = self.relieve()
+        if fits:
+            self.trim()
+        return self.result(fits)
+
     def result(self, fits: bool) -> Planned:
         state = self.state
-        positions = tuple(tuple(runs) for runs in state.runs)
-        return Planned(state.schedule(), positions, state.peak(), state.cost, fits)
+        return Planned(
+            state.schedule(), state.snapshot(), state.peak(), state.cost, fits
+        )
 
     # Relieve: from over the pool to within it
 
@@ -290,30 +308,49 @@ class Search:
         state.undo(log)
         return False
 
-    # Refine: tear out and repair
+    # Refine: leave the schedule and come back by another way
 
     def refine(self, effort: Effort) -> None:
-        """Large-neighbourhood search around the present schedule."""
+        """Iterated local search around the present schedule, which fits.
+
+        Most rounds plan for a slightly smaller pool and trim back to the real one; the
+        others tear out a few neighbouring rematerializations and repair. A schedule a
+        little dearer than the best is a starting point too.
+        """
         state = self.state
-        best, best_cost = state.snapshot(), state.cost
+        best = present = state.snapshot()
+        best_cost = present_cost = state.cost
         deadline = time.monotonic() + effort.time_limit
         idle = 0
         for _ in range(10 * effort.rounds):
-            remats = state.remats()
             is_spent = self.moves_left <= 0 or time.monotonic() > deadline
-            if idle >= effort.rounds or not remats or is_spent:
+            if idle >= effort.rounds or not state.remats() or is_spent:
                 break
-            self._tear_out(remats)
-            is_repaired = self.relieve(noise=0.3)
-            self.tabu.clear()
-            if is_repaired:
-                self.trim()
+            idle += 1
+            if self._leave_and_return():
                 if state.cost < best_cost * (1 - 1e-9):
                     best, best_cost, idle = state.snapshot(), state.cost, 0
+                if state.cost <= best_cost * _WORTH_FOLLOWING != present_cost:
+                    present, present_cost = state.snapshot(), state.cost
                     continue
-            state.restore(best)
-            idle += 1
+            if idle % _PATIENCE == 0:
+                present, present_cost = best, best_cost
+            state.restore(present)
         state.restore(best)
+
+    def _leave_and_return(self) -> bool:
+        """One perturbation and its repair. Returns whether the result fits."""
+        pool = self.pool
+        if self.rng.random() < _TEARING:
+            self._tear_out(self.state.remats())
+        else:
+            self.pool = int(pool * self.rng.uniform(*_SQUEEZE))
+        is_repaired = self.relieve(noise=_NOISE)
+        self.pool = pool
+        self.tabu.clear()
+        if is_repaired:
+            self.trim()
+        return is_repaired
 
     def _tear_out(self, remats: list[Step]) -> None:
         """Removes some rematerializations near a random, preferably dear, one."""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ._budget import format_bytes
 from ._buffer_assignment import assign, schedule_buffers
 from ._compile import FlatStep
 from ._cost import program_flops
@@ -28,7 +27,7 @@ from ._errors import BudgetError
 from ._measure import MemoryUse, memory_use
 from ._origin import origin_of
 from ._plan import Plan, fingerprint
-from ._planner import Effort, Planned
+from ._planner import Effort, Planned, Positions
 from ._policies import PLANNERS
 from ._profile import Profile, named_buffers, profile, scope
 from ._progress import stage
@@ -244,23 +243,31 @@ class Workbench:
 
     def _plan_packed(self, room: int, effort: Effort) -> Planned | None:
         """Plans so that the packed block, not just the live bytes, is within `room`."""
-        stage("planning for %s of temporaries", format_bytes(room))
-        planned, pool = None, room
+        planned, pool, starts = None, room, self._starts(room)
         for _ in range(_MOST_PACKINGS):
             if pool <= 0:
                 return None
-            attempt = self._plan(pool, effort)
+            attempt = self._plan(pool, effort, starts)
             if not attempt.fits:
                 break
-            planned = attempt
+            planned, starts = attempt, [attempt.positions]
             packed = self._packed(planned.schedule)
             if packed <= room:
                 break
             pool -= packed - room
         return planned
 
-    def _plan(self, pool: int, effort: Effort) -> Planned:
-        return self._timed(lambda: self.planner.plan(self.problem, pool, effort))
+    def _starts(self, room: int) -> list[Positions]:
+        """The nearest known plans, above and below `room` bytes of temporaries."""
+        known = sorted(self.candidates, key=lambda c: c.predicted)
+        above = [c.positions for c in known if c.predicted > room]
+        below = [c.positions for c in known if c.predicted <= room]
+        return above[:1] + below[-1:]
+
+    def _plan(self, pool: int, effort: Effort, starts: list[Positions]) -> Planned:
+        return self._timed(
+            lambda: self.planner.plan(self.problem, pool, effort, starts)
+        )
 
     def _packed(self, schedule: Schedule) -> int:
         buffers = schedule_buffers(self.problem, schedule)
