@@ -1,17 +1,18 @@
 """Turns a plan back into a function that JAX can trace.
 
 XLA follows an order only where data forces it. All steps at one position of the plan
-(the rematerializations for an op, then the op) form a *group*; what a group reads from
-outside passes one `lax.optimization_barrier` together with the *trigger*, a whole array
-that the group before it produced. So each group starts after the one before it is done,
-the schedulers of both CPU and GPU keep the planned order, and a rematerialization is
-neither merged with the original nor hoisted. Inside a group XLA is free to fuse.
+(the rematerializations for an op, then the op) form a *group*, cut into *parts* after
+each op that XLA computes on its own. What a part reads from outside passes one
+`lax.optimization_barrier` together with the *trigger*, an array that the part before it
+produced. So each part starts after the one before it is done, the schedulers of both
+CPU and GPU keep the planned order, and a rematerialization is neither merged with the
+original nor hoisted. Inside a part XLA is free to fuse.
 
-Groups that touch only small values are left untied, and the trigger's own value is used
-on as it was, so that its chain of buffers stays fusible. Literals that a group spreads
-over an array pass the barrier too: XLA would otherwise make that array once, at the
-very start, and keep it to the end. The barriers vanish before buffer assignment and
-cost nothing at run time.
+The trigger is read on from behind the barrier by whatever reads it later: XLA drops
+operands of a barrier whose results nothing reads. Parts that touch only small values
+are left untied. Literals that a part spreads over an array pass the barrier too: XLA
+would otherwise make that array once, at the very start, and keep it to the end. The
+barriers vanish before buffer assignment and cost nothing at run time.
 """
 
 import itertools
@@ -139,9 +140,7 @@ class _Emission:
             problem.values[v].size >= self.small for v in (*spec.inputs, *spec.outputs)
         )
 
-    def _tie(
-        self, part: Sequence[OpId], reads: Sequence[Variable]
-    ) -> dict[Place, Any]:
+    def _tie(self, part: Sequence[OpId], reads: Sequence[Variable]) -> dict[Place, Any]:
         """Makes what the part starts from available only after the trigger.
 
         The trigger passes too, and is read on from behind the barrier: XLA takes
