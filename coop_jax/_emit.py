@@ -112,7 +112,7 @@ class _Emission:
         is_large = any(self._is_large(op) for op in part)
         literals: dict[Place, Any] = {}
         if is_large and self.trigger is not None:
-            literals = self._tie(part, reads)
+            literals = self._tie(part, reads, self.trigger)
         local = {v: self.env[v] for v in reads}
         for op in part:
             if op in self.done:
@@ -158,7 +158,7 @@ class _Emission:
             if stacks(self.program.equations[root]) and (root, STACKS) not in places:
                 places[root, STACKS] = None
                 literals.append(jnp.zeros((), jnp.int32))
-        tied = list(dict.fromkeys((*reads, self.trigger)))
+        tied = list(dict.fromkeys((*reads, trigger)))
         before = [self.env[v] for v in tied]
         behind = lax.optimization_barrier([*before, *literals])
         self.env.update(zip(tied, behind, strict=False))
