@@ -140,7 +140,9 @@ class _Emission:
             problem.values[v].size >= self.small for v in (*spec.inputs, *spec.outputs)
         )
 
-    def _tie(self, part: Sequence[OpId], reads: Sequence[Variable]) -> dict[Place, Any]:
+    def _tie(
+        self, part: Sequence[OpId], reads: Sequence[Variable], trigger: Variable
+    ) -> dict[Place, Any]:
         """Makes what the part starts from available only after the trigger.
 
         The trigger passes too, and is read on from behind the barrier: XLA takes

@@ -6,7 +6,8 @@ equation, and the buffer assignment then says which equations own bytes. Those b
 the ops of the `Problem`; equations that own none are computed inside every op that
 reads them (`Unit.inlined`), as XLA does.
 
-Three corrections to what the assignment says:
+Four corrections to what the assignment says:
+  * equations that XLA made one instruction are one unit;
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case;
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
@@ -134,6 +135,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
         ):
             roots.add(k)
     _move_from_views(graph, roots)
+    _merge_accumulations(graph, owned, roots)
     _add_narrow(graph, roots)
     return roots
 
@@ -154,6 +156,39 @@ def _move_from_views(graph: Graph, roots: set[int]) -> None:
         if sources and sources[0] in graph.producer:
             roots.discard(k)
             roots.add(graph.producer[sources[0]])
+
+
+def _merge_accumulations(
+    graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]], roots: set[int]
+) -> None:
+    """Makes one unit of two equations that XLA made one instruction.
+
+    XLA turns `x + scatter(zeros)` into a scatter onto `x` and a product plus `x` into
+    one library call: the first equation's buffer lies where `x` did, and the sum has
+    none.
+    """
+    for k in sorted(roots):
+        if len(graph.equations[k].outputs) != 1 or graph.is_read_by_caller(k):
+            continue
+        readers = graph.consumers[graph.equations[k].outputs[0]]
+        if len(readers) != 1 or owned.get(readers[0]):
+            continue
+        sum_ = readers[0]
+        if graph.equations[sum_].primitive.name not in ("add", "add_any"):
+            continue
+        places = _places(owned.get(k, ()))
+        others = (graph.producer.get(v) for v in graph.reads(sum_))
+        if any(
+            places & _places(owned.get(x, ()))
+            for x in others
+            if x is not None and x != k
+        ):
+            roots.discard(k)
+            roots.add(sum_)
+
+
+def _places(buffers: Sequence[OwnedBuffer]) -> set[tuple[int, int, int]]:
+    return {(b.allocation, b.offset, b.size) for b in buffers}
 
 
 def _add_narrow(graph: Graph, roots: set[int]) -> None:
