@@ -31,6 +31,7 @@ _TEARING = 0.3
 _NOISE = 0.3
 _WORTH_FOLLOWING = 1.003
 _PATIENCE = 8
+_SMALL = 1000
 
 
 type Positions = tuple[tuple[int, ...], ...]
@@ -43,7 +44,7 @@ class Effort:
 
     Attributes:
       rounds: refinement rounds without improvement before stopping, and at most ten
-        times as many in all.
+        times as many in all; problems of few ops, which take no time, get more.
       moves: steps tried at most, seeds and refinement together; bounds the time.
       time_limit: seconds after which refinement stops wherever it is.
     """
@@ -322,9 +323,10 @@ class Search:
         best_cost = present_cost = state.cost
         deadline = time.monotonic() + effort.time_limit
         idle = 0
-        for _ in range(10 * effort.rounds):
+        rounds = effort.rounds * max(1, _SMALL // max(state.length, 1))
+        for _ in range(10 * rounds):
             is_spent = self.moves_left <= 0 or time.monotonic() > deadline
-            if idle >= effort.rounds or not state.remats() or is_spent:
+            if idle >= rounds or not state.remats() or is_spent:
                 break
             idle += 1
             if self._leave_and_return():
