@@ -11,6 +11,7 @@ load_plan(path)                 a saved plan, for remat(step, plan=plan)
 measure(step, *args)            bytes of any step: a `MemoryUse`
 frontier(step, *args)           plans over all budgets: a `Frontier`
 largest_batch(make_args, step, budget)   the largest batch that fits
+record(step, *args, path=...)   a trace, for `python -m coop_jax.simulate`
 BudgetError, PlanError          no such program; a plan that cannot be used
 """
 
@@ -27,6 +28,7 @@ from ._plan import Action as Action
 from ._plan import Argument as Argument
 from ._plan import Plan as Plan
 from ._plan_file import load_plan as load_plan
+from ._record import record as record
 from ._remat import Rematerialized as Rematerialized
 from ._remat import remat as remat
 from ._version import __version__ as __version__

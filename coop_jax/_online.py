@@ -18,14 +18,14 @@ materialized by then and stays, as outputs do.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from ._arena import Arena
-from ._deadlines import deadlines
+from ._deadlines import Lifetimes, deadlines
 from ._eviction import COOP, Policy
 from ._scores import Scores
 from ._types import Op, OpId, Problem, Schedule, ValueId
@@ -100,7 +100,7 @@ def run_online(
     budget: int,
     policy: Policy = COOP,
     steps_per_op: int = 50,
-    held: Mapping[ValueId, OpId] | None = None,
+    lifetimes: Lifetimes | None = None,
     progress: Callable[[OpId], None] | None = None,
 ) -> OnlineRun:
     """Runs the program within a budget, deciding as it goes.
@@ -109,11 +109,10 @@ def run_online(
       budget: bytes, `Problem.fixed` included.
       policy: what to evict, and where values go.
       steps_per_op: gives up when the steps come to this many times the ops.
-      held: turns to the end of which values are kept, beyond their last use. They may
-        be evicted, and are not computed again unless an op reads them.
+      lifetimes: what the problem does not say about its values, if there is anything.
       progress: called with each op of the program that has run.
     """
-    executor = _Executor(problem, budget, policy, held or {})
+    executor = _Executor(problem, budget, policy, lifetimes or Lifetimes())
     return executor.run(steps_per_op * len(problem.ops), progress)
 
 
@@ -129,21 +128,23 @@ class _Executor:
         problem: Problem,
         budget: int,
         policy: Policy,
-        held: Mapping[ValueId, OpId],
+        lifetimes: Lifetimes,
     ) -> None:
         self.problem, self.policy = problem, policy
         self.lacking = problem.fixed - budget
         self.arena = Arena(budget - problem.fixed, problem.alignment)
-        limits = deadlines(problem, held)
+        limits = deadlines(problem, lifetimes)
         self.due = limits.due
         self.scores = Scores(problem, policy, limits.stays_after)
         self.is_resident, self.pins = self.scores.resident, self.scores.pins
         self.offset: dict[ValueId, int] = {}
         self.uses_left = Counter(v for op in problem.ops for v in op.inputs)
-        self.uses_left.update(held.keys())
+        self.uses_left.update(limits.held.keys())
         self.uses_left.update(v for v, x in enumerate(problem.values) if x.is_output)
+        self.uses_again: Counter[ValueId] = Counter()
+        self.expected: set[OpId] = set()
         self.released: dict[OpId, list[ValueId]] = defaultdict(list)
-        for v, turn in held.items():
+        for v, turn in limits.held.items():
             self.released[turn].append(v)
         self.turn = -1
         self.clock = 0.0
@@ -208,11 +209,28 @@ class _Executor:
             if missing is None:
                 self._step(*stack.pop())
             else:
+                self._expect(missing)
                 source = self.problem.producer[missing]
                 stack.append((source, self._pinned(source)))
+        assert not self.expected, "an op that was to run again has not"
         for v in self.released.get(op, ()):
             self.uses_left[v] -= 1
             self._free_if_dead(v)
+
+    def _expect(self, missing: ValueId) -> None:
+        """Counts who reads what in the recomputation of a value, inputs included.
+
+        What two of these ops read is not dropped after the first: over a chain of
+        skips, it would be computed 2, 4, 8, ... times.
+        """
+        todo = [missing]
+        while todo:
+            op = self.problem.producer[todo.pop()]
+            if op not in self.expected:
+                self.expected.add(op)
+                inputs = self.problem.ops[op].inputs
+                self.uses_again.update(inputs)
+                todo += [v for v in inputs if not self.is_resident[v]]
 
     def _pinned(self, op: OpId, also: Iterable[ValueId] = ()) -> tuple[ValueId, ...]:
         """What the op waits for; none of it may go until the op has run."""
@@ -240,6 +258,9 @@ class _Executor:
             raise _Stop(Failure("too many steps", op, 0))
         if op == self.turn:
             self.uses_left.subtract(spec.inputs)
+        elif op in self.expected:
+            self.expected.remove(op)
+            self.uses_again.subtract(spec.inputs)
         self._pin(spec.outputs)
         self._place_outputs(op, spec)
         for v in spec.outputs:
@@ -273,7 +294,7 @@ class _Executor:
         if source not in self.offset or self.is_resident[target]:
             return False
         values, rounded = self.problem.values, self.arena.rounded
-        is_dead = self.pins[source] == 1 and self.uses_left[source] == 0
+        is_dead = self.pins[source] == 1 and not self._is_wanted(source)
         return is_dead and rounded(values[source].size) == rounded(values[target].size)
 
     def _drop(self, value: ValueId) -> int:
@@ -315,10 +336,14 @@ class _Executor:
         return [int(owners[place])] if len(costs) and np.isfinite(costs[place]) else []
 
     def _free_if_dead(self, value: ValueId) -> None:
-        is_needed = self.pins[value] or self.uses_left[value] > 0
+        is_needed = self.pins[value] or self._is_wanted(value)
         if value in self.offset and not is_needed:
             self.arena.free(self._drop(value))
             self.eager_frees += 1
+
+    def _is_wanted(self, value: ValueId) -> bool:
+        """Whether the program or the recomputation under way reads it again."""
+        return self.uses_left[value] > 0 or self.uses_again[value] > 0
 
     def _evicted_inputs(self, op: OpId) -> set[OpId]:
         """Ops that computed the inputs which are absent now."""

@@ -118,7 +118,7 @@ class _ProblemBuilder:
         self.variables: list[Variable] = []
         self._value_of: dict[Variable, ValueId] = {}
         program = graph.program
-        self._overwrites = _donation(program, graph)
+        self._overwrites = donation(program, graph)
         for v in (*program.arguments, *(v for v, _ in program.constants)):
             self._new(v, Value(f"argument {v}", 0, is_argument=True))
 
@@ -231,7 +231,7 @@ def is_recomputable(equation: Equation) -> bool:
     return not equation.effects and name not in _STATEFUL and name not in _COLLECTIVES
 
 
-def _donation(program: Program, graph: Graph) -> dict[Variable, Variable]:
+def donation(program: Program, graph: Graph) -> dict[Variable, Variable]:
     """Pairs outputs with the donated arguments whose bytes they take, as jit does.
 
     Jit gives each donated argument to the first output, in order, of its type that has

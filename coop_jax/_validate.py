@@ -1,17 +1,22 @@
 """Checks a schedule and its arena offsets in the most obvious way. Imports no JAX.
 
 Nothing here is shared with the planners: liveness is read off the schedule step by
-step, and every pair of instances is compared, O(n^2). Tests run it on everything, and
-its `live_bytes` is the oracle for the incremental versions.
+step, and the pool is filled and emptied as the steps go by. Tests run it on everything,
+its `live_bytes` is the oracle for the incremental versions, and as it is near linear,
+every run of the simulator goes through it too.
 
 An instance of a value is alive from the step that computes it to the last step that
 reads it before the value is computed again; if nothing reads it, during its own step.
 A program output's last instance is alive beyond the last step, so its range ends at
-`len(schedule) + 1`. Arguments are always there, and their bytes are `Problem.fixed`.
+`len(schedule) + 1`. Arguments are there from before the first step, step -1, as long as
+something reads them; those of size 0 have their bytes in `Problem.fixed`.
 """
 
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from ._types import LiveRange, OpId, Problem, Schedule, ValueId
 
@@ -19,7 +24,9 @@ type Instance = tuple[ValueId, LiveRange]
 """A value and the steps over which one computation of it is alive."""
 
 type Offsets = Mapping[tuple[int, ValueId], int]
-"""(Position in the schedule, value computed there) -> offset in the pool, bytes."""
+"""(Position in the schedule, value computed there) -> offset in the pool, bytes.
+
+Arguments with a size are at position -1."""
 
 WORKSPACE: ValueId = -1
 """Stands for a step's workspace in `Offsets`."""
@@ -59,6 +66,10 @@ def live_ranges(problem: Problem, schedule: Schedule) -> list[Instance]:
     """Returns every instance of every value, in the order they are computed."""
     found: list[Instance] = []
     latest: dict[ValueId, int] = {}
+    for v, value in enumerate(problem.values):
+        if value.is_argument and value.size > 0:
+            latest[v] = len(found)
+            found.append((v, LiveRange(-1, 0)))
     for step, op in enumerate(schedule):
         for value in problem.ops[op].inputs:
             if value in latest:
@@ -81,13 +92,18 @@ def live_bytes(problem: Problem, schedule: Schedule) -> list[int]:
     counts once, together with its successor, at the step where that happens.
     """
     instances = live_ranges(problem, schedule)
-    alive = []
+    steps = len(schedule)
+    change = [0] * (steps + 2)
+    ending: dict[int, set[ValueId]] = defaultdict(set)
+    for value, range_ in instances:
+        change[max(0, range_.start)] += problem.values[value].size
+        change[range_.end] -= problem.values[value].size
+        if range_.start < range_.end - 1:
+            ending[range_.end - 1].add(value)
+    alive = list(accumulate(change))[:steps]
     for step, op in enumerate(schedule):
-        size = problem.ops[op].workspace
-        for value, range_ in instances:
-            if range_.start <= step < range_.end:
-                size += problem.values[value].size
-        alive.append(size - _handed_over(problem, op, step, instances))
+        alive[step] += problem.ops[op].workspace
+        alive[step] -= _handed_over(problem, op, ending[step])
     return alive
 
 
@@ -96,10 +112,7 @@ def peak_bytes(problem: Problem, schedule: Schedule) -> int:
     return problem.fixed + max(live_bytes(problem, schedule), default=0)
 
 
-def _handed_over(
-    problem: Problem, op: OpId, step: int, instances: list[Instance]
-) -> int:
-    dying = {v for v, range_ in instances if range_.start < step == range_.end - 1}
+def _handed_over(problem: Problem, op: OpId, dying: set[ValueId]) -> int:
     size = 0
     taken: set[ValueId] = set()
     for source, target in problem.ops[op].in_place:
@@ -129,8 +142,9 @@ def _check_runs(problem: Problem, schedule: Schedule) -> None:
         name = problem.ops[op].name
         _require(op > last, f"step {step} runs {name!r} again or out of program order")
         last = op
+    count = Counter(schedule)
     for op, spec in enumerate(problem.ops):
-        runs = schedule.count(op)
+        runs = count[op]
         is_wanted = any(problem.values[v].is_output for v in spec.outputs)
         is_effect = not spec.is_recomputable or not spec.outputs
         if is_wanted or is_effect or _overwrites(problem, op):
@@ -166,49 +180,76 @@ def _check_overwrites(problem: Problem, schedule: Schedule) -> None:
                 gone[argument] = step
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Placed:
+    """An instance in the pool: bytes `offset` to `end`, over the steps `range_`."""
+
+    offset: int
+    end: int
+    value: ValueId
+    range_: LiveRange = field(compare=False)
+
+
 def _check_offsets(
     problem: Problem, schedule: Schedule, offsets: Offsets, pool: int | None
 ) -> None:
     """No two instances share bytes while both are alive, save in place."""
-    placed: list[tuple[ValueId, LiveRange, int, int]] = []
+    starting: dict[int, list[_Placed]] = defaultdict(list)
     for value, range_ in live_ranges(problem, schedule):
         size = problem.values[value].size
         if size > 0:
             at = (range_.start, value)
             _require(at in offsets, f"step {at[0]} gives value {value} no offset")
-            placed.append((value, range_, offsets[at], size))
+            placed = _Placed(offsets[at], offsets[at] + size, value, range_)
+            starting[range_.start].append(placed)
     for (step, value), offset in offsets.items():
         if value == WORKSPACE:
-            size = problem.ops[schedule[step]].workspace
-            placed.append((value, LiveRange(step, step + 1), offset, size))
-    for value, range_, offset, size in placed:
-        what = f"step {range_.start} puts value {value} at {offset:,}"
-        is_inside = offset >= 0 and (pool is None or offset + size <= pool)
-        _require(is_inside, f"{what}, which is outside the pool of {pool} bytes")
-        _require(offset % problem.alignment == 0, f"{what}, which is not aligned")
-    for one, other in combinations(placed, 2):
-        (value, range_, offset, size), (value2, range2, offset2, size2) = one, other
-        if not range_.overlaps(range2):
-            continue
-        if offset + size <= offset2 or offset2 + size2 <= offset:
-            continue
+            end = offset + problem.ops[schedule[step]].workspace
+            placed = _Placed(offset, end, value, LiveRange(step, step + 1))
+            starting[step].append(placed)
+    there: list[_Placed] = []
+    ending: dict[int, list[_Placed]] = defaultdict(list)
+    for step in range(-1, len(schedule)):
+        for placed in ending.pop(step, ()):
+            index = bisect_left(there, placed)
+            if index < len(there) and there[index] is placed:
+                del there[index]
+        for placed in starting.get(step, ()):
+            what = f"step {step} puts value {placed.value} at {placed.offset:,}"
+            is_inside = placed.offset >= 0 and (pool is None or placed.end <= pool)
+            _require(is_inside, f"{what}, which is outside the pool of {pool} bytes")
+            is_aligned = placed.offset % problem.alignment == 0
+            _require(is_aligned, f"{what}, which is not aligned")
+            _make_room(problem, schedule, there, placed)
+            insort(there, placed)
+            ending[placed.range_.end].append(placed)
+
+
+def _make_room(
+    problem: Problem, schedule: Schedule, there: list[_Placed], new: _Placed
+) -> None:
+    """Requires that what lies where `new` goes hands its bytes over, and takes it out.
+
+    Instances that are there do not overlap, so they are in the order of their ends too.
+    """
+    index = bisect_left(there, new.offset + 1, key=lambda placed: placed.end)
+    while index < len(there) and there[index].offset < new.end:
+        other = there[index]
         _require(
-            _is_in_place(problem, schedule, one, other)
-            or _is_in_place(problem, schedule, other, one),
-            f"value {value} of step {range_.start} and value {value2} of step "
-            f"{range2.start} are alive together and share bytes",
+            _is_in_place(problem, schedule, other, new),
+            f"value {other.value} of step {other.range_.start} and value {new.value} "
+            f"of step {new.range_.start} are alive together and share bytes",
         )
+        del there[index]
 
 
 def _is_in_place(
-    problem: Problem,
-    schedule: Schedule,
-    source: tuple[ValueId, LiveRange, int, int],
-    target: tuple[ValueId, LiveRange, int, int],
+    problem: Problem, schedule: Schedule, source: _Placed, target: _Placed
 ) -> bool:
-    step = target[1].start
+    step = target.range_.start
     return (
-        (source[0], target[0]) in problem.ops[schedule[step]].in_place
-        and source[1].start < step == source[1].end - 1
-        and source[2] == target[2]
+        step >= 0
+        and (source.value, target.value) in problem.ops[schedule[step]].in_place
+        and source.range_.start < step == source.range_.end - 1
+        and source.offset == target.offset
     )
