@@ -5,9 +5,11 @@
 
 For every model: the step as it is; every block under `jax.checkpoint` with each usual
 policy; and `coop_jax` at exactly the bytes each policy measured, at shares of the bytes
-of the step as it is, and at the smallest it reaches. Budgets of one model share a
-`Workbench`, so that a later budget profits from the programs compiled for the earlier
-ones; `--cold` gives each its own, as a single call of `coop_jax.remat` has.
+of the step as it is, with a half and a third of its temporary bytes, and at the
+smallest it reaches; with `--sweep 20`, at as many budgets from the first to there.
+Budgets of one model share a `Workbench`, so that a later budget profits from the
+programs compiled for the earlier ones; `--cold` gives each its own, as a single call of
+`coop_jax.remat` has. `--read` judges rows that earlier runs wrote, together.
 
 Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes and flops only.
 """
@@ -25,12 +27,22 @@ import jax
 import coop_jax
 from coop_jax._compile import FlatStep, flat_step
 from coop_jax._cost import program_flops
-from coop_jax._measure import memory_use
+from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planner import Effort
 from coop_jax._solve import Workbench
 
-from . import float64, frontier_report, frontier_rows, h200
-from .frontier_rows import CHECKPOINT, COOP, FLAT, PLAIN, Row, relative
+from . import float64, frontier_bars, frontier_report, frontier_rows, h200
+from .frontier_rows import (
+    CHECKPOINT,
+    COOP,
+    FLAT,
+    HALF_TEMP,
+    PLAIN,
+    THIRD_TEMP,
+    Row,
+    relative,
+    sweep_label,
+)
 from .models import MODELS, POLICIES, TrainingStep, build
 from .paired_times import copies, paired_times
 
@@ -47,6 +59,7 @@ class Settings:
       repeats: rounds of timing; 0 for none.
       has_error: whether to compare with the float64 step.
       is_cold: a fresh `Workbench` for every budget.
+      sweep: budgets in a sweep from the bytes of the step as it is to the smallest.
       time_limit: seconds of refinement per plan.
     """
 
@@ -56,6 +69,7 @@ class Settings:
     repeats: int = 9
     has_error: bool = True
     is_cold: bool = False
+    sweep: int = 0
     time_limit: float = 20.0
 
 
@@ -78,11 +92,22 @@ def measure(name: str, settings: Settings) -> list[Row]:
         assert row.measured is not None
         sweep.add_coop(row.budget, row.measured)
     for share in settings.shares:
-        sweep.add_coop(f"{share:g}", int(share * sweep.unplanned))
-    sweep.add_coop("min", None)
+        sweep.add_coop(f"{share:g}", int(share * sweep.unplanned.total))
+    for label, parts in ((HALF_TEMP, 2), (THIRD_TEMP, 3)):
+        unplanned = sweep.unplanned
+        sweep.add_coop(label, unplanned.fixed + unplanned.temp // parts)
+    least = sweep.add_coop("min", None)
+    most = sweep.unplanned.total
+    for budget in _spread(settings.sweep, most, least or most):
+        sweep.add_coop(sweep_label(budget / most), budget)
     if settings.backend == "cpu":
         sweep.run()
     return [entry.row for entry in sweep.entries]
+
+
+def _spread(count: int, most: int, least: int) -> list[int]:
+    """Bytes from below the most down to the least, evenly."""
+    return [most - (most - least) * i // count for i in range(1, count + 1)]
 
 
 class _Sweep:
@@ -116,14 +141,13 @@ class _Sweep:
 
     # Rows
 
-    def _add_plain(self) -> int:
+    def _add_plain(self) -> MemoryUse:
         compiled, seconds = _compiled(self.step.traced)
         self._flops = _xla_flops(compiled) or 1.0
         row = self._row(PLAIN, "", compiled, counted_flops=1.0)
         row = dataclasses.replace(row, compile_seconds=seconds, compiles=1)
         self._add(row, compiled)
-        assert row.measured is not None
-        return row.measured
+        return memory_use(compiled)
 
     def add_checkpoint(self, policy: str, model: TrainingStep) -> None:
         traced = self._trace(model)
@@ -145,7 +169,8 @@ class _Sweep:
         self._add(row, self._unflattened(bench.baseline.compiled))
         return bench
 
-    def add_coop(self, label: str, budget: int | None) -> None:
+    def add_coop(self, label: str, budget: int | None) -> int | None:
+        """Adds a row; returns the bytes measured, None if they were not reached."""
         bench, spent = self.bench, _Spent(self.bench)
         if self.settings.is_cold:
             bench = Workbench(self.step)
@@ -161,7 +186,7 @@ class _Sweep:
                 note=str(error).partition("\n")[0], **spent.until(bench),
             )  # fmt: skip
             self._add(row, None)
-            return
+            return None
         plan = bench.describe(candidate, budget)
         row = self._row(
             COOP, label, candidate.compiled, requested=budget,
@@ -169,6 +194,7 @@ class _Sweep:
             counted_flops=plan.flops, estimated_time=plan.time, **spent.until(bench),
         )  # fmt: skip
         self._add(row, self._unflattened(candidate.compiled))
+        return row.measured
 
     def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:
         memory = memory_use(compiled)
@@ -224,6 +250,7 @@ class _Spent:
             "plan_seconds": bench.plan_seconds - self._plan,
             "compile_seconds": bench.compile_seconds - self._compile,
             "compiles": bench.compiles - self._compiles,
+            "is_cold": self._compiles == 0,
         }
 
 
@@ -278,6 +305,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--repeats", type=int, default=9, help="rounds of timing")
     option("--no-time", action="store_true", help="do not time the steps")
     option("--no-error", action="store_true", help="do not compare with float64")
+    option("--read", metavar="FILE", nargs="+", help="judge these rows, run nothing")
+    option("--sweep", type=int, default=0, metavar="20", help="budgets in a sweep")
     option("--cold", action="store_true", help="a fresh workbench per budget")
     return parser.parse_args(arguments)
 
@@ -285,9 +314,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints a table per model and what was reached of each bar."""
     chosen = _parse(arguments)
+    if chosen.read:
+        rows = [row for path in chosen.read for row in frontier_rows.read(path)]
+        print(frontier_bars.summary(rows))
+        return
     settings = Settings(
         chosen.size, chosen.backend, chosen.shares,
         0 if chosen.no_time else chosen.repeats, not chosen.no_error, chosen.cold,
+        chosen.sweep,
     )  # fmt: skip
     rows: list[Row] = []
     for name in chosen.model:
@@ -303,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.json:
             frontier_rows.write(chosen.json, rows, **dataclasses.asdict(settings))
     print("## Bars\n")
-    print(frontier_report.summary(rows))
+    print(frontier_bars.summary(rows))
 
 
 if __name__ == "__main__":

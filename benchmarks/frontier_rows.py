@@ -15,6 +15,8 @@ from typing import Any
 import jax
 
 PLAIN, FLAT, CHECKPOINT, COOP = "no remat", "no remat, flat", "checkpoint", "coop"
+HALF_TEMP, THIRD_TEMP = "temp/2", "temp/3"
+_SWEEP = "sweep "
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,9 @@ class Row:
       program: `PLAIN`: `jax.jit` of the step. `FLAT`: the same, traced and emitted by
         `coop_jax` without a plan. `CHECKPOINT`: every block under `jax.checkpoint`.
         `COOP`: `coop_jax.remat`.
-      budget: what set the bytes: a policy's name, a share as "0.5", "min", or "".
+      budget: what set the bytes: a policy's name, a share as "0.5", `HALF_TEMP` or
+        `THIRD_TEMP` (the step's temporary bytes, beside all fixed ones), "min", a point
+        of a sweep (`sweep_label`), or "".
       requested: bytes asked for.
       measured: `argument + output - alias + temp` by XLA.
       temp: bytes of XLA's temporary block.
@@ -38,6 +42,7 @@ class Row:
       plan_seconds: spent planning for this row alone.
       compile_seconds: spent compiling for this row alone.
       compiles: programs compiled for this row.
+      is_cold: whether these three include profile and compile of the step as written.
       error: largest error against the float64 step, over the same of `PLAIN`.
       note: what went wrong.
     """
@@ -57,6 +62,7 @@ class Row:
     plan_seconds: float = 0.0
     compile_seconds: float = 0.0
     compiles: int = 0
+    is_cold: bool = False
     error: float | None = None
     note: str = ""
 
@@ -64,6 +70,11 @@ class Row:
     def overhead(self) -> float | None:
         """Flops over those of `PLAIN`: XLA's where it gives them, else counted."""
         return self.counted_flops if self.flops is None else self.flops
+
+    @property
+    def compiles_in_all(self) -> int:
+        """Programs that a single call with this budget compiles, if that is known."""
+        return self.compiles if self.is_cold else 0
 
     @property
     def misprediction(self) -> float | None:
@@ -76,6 +87,16 @@ class Row:
         """Median of the ratios of step times, each within one round."""
         pairs = list(zip(self.seconds, other.seconds, strict=False))
         return statistics.median(a / b for a, b in pairs) if pairs else None
+
+
+def sweep_label(share: float) -> str:
+    """The budget of a point of a sweep, a share of the step's bytes."""
+    return f"{_SWEEP}{share:.4f}"
+
+
+def is_swept(row: Row) -> bool:
+    """Whether the row is a point of a sweep."""
+    return row.budget.startswith(_SWEEP)
 
 
 def relative(value: float, base: float) -> float:

@@ -67,8 +67,8 @@ def prove(
     Args:
       problem: ops in program order; some hundred at most.
       pool: bytes for values.
-      cutoff: seconds of a schedule that is known; dearer ones are not looked for, and
-        if there is no cheaper one the bound is the cutoff itself.
+      cutoff: seconds of a schedule that is known; columns that only dearer ones use are
+        left out. (As a row of the program, the cutoff made HiGHS much slower.)
       time_limit: seconds for the whole proof, model building and one linear program
         aside.
       in_place: ops whose first run stays at its own position, by default the spine.
@@ -135,10 +135,11 @@ class _Proving:
                 self._costs(),
                 integrality=np.array(model.is_integer, int),
                 bounds=_between(model.lower, model.upper),
-                constraints=[rows, *self._under_cutoff()],
+                constraints=rows,
                 options={"time_limit": seconds, "mip_rel_gap": _RELATIVE_GAP},
             )
             if result.status == 2:
+                # Something was fixed for being dearer than the cutoff.
                 self._raise_bound(self.cutoff)
                 return
             self._raise_bound(result.mip_dual_bound)
@@ -149,12 +150,6 @@ class _Proving:
 
     def _costs(self) -> np.ndarray:
         return np.array(self.model.cost) / self.unit
-
-    def _under_cutoff(self) -> list[scipy.optimize.LinearConstraint]:
-        if math.isinf(self.cutoff):
-            return []
-        most = self.cutoff * (1 - _RELATIVE_GAP)
-        return [_at_most(self._costs()[None, :], [most])]
 
     def _raise_bound(self, value: float | None) -> None:
         if value is not None:

@@ -1,5 +1,6 @@
 """The frontier's rows, their JSON, its tables and its bars, on a step that is tiny."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -7,12 +8,22 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import frontier, frontier_report, frontier_rows, h200
-from benchmarks.frontier_rows import CHECKPOINT, COOP, FLAT, PLAIN, Row, find
+from benchmarks import frontier, frontier_bars, frontier_report, frontier_rows, h200
+from benchmarks.frontier_rows import (
+    CHECKPOINT,
+    COOP,
+    FLAT,
+    HALF_TEMP,
+    PLAIN,
+    THIRD_TEMP,
+    Row,
+    find,
+    sweep_label,
+)
 from benchmarks.models import POLICIES, TrainingStep
 
 LAYERS, WIDTH, BATCH = 3, 16, 256
-SETTINGS = frontier.Settings(shares=(0.7, 0.001), repeats=2)
+SETTINGS = frontier.Settings(shares=(0.7, 0.001), repeats=2, sweep=3)
 
 
 def build(name: str, size: str = "small", policy: str | None = None) -> TrainingStep:
@@ -55,6 +66,19 @@ def row_of(rows: list[Row], program: str, budget: str = "") -> Row:
     return row
 
 
+def swept_shares(rows: list[Row]) -> list[float]:
+    """Three, evenly from the bytes of the step to the smallest."""
+    plain, least = row_of(rows, PLAIN).measured, row_of(rows, COOP, "min").measured
+    assert plain is not None and least is not None
+    return [1 - (1 - least / plain) * i / 3 for i in (1, 2, 3)]
+
+
+def test_half_the_temporaries_leave_the_rest_as_it_is(rows):
+    plain, half = row_of(rows, PLAIN), row_of(rows, COOP, HALF_TEMP)
+    assert plain.measured is not None and plain.temp is not None
+    assert half.requested == plain.measured - plain.temp + plain.temp // 2
+
+
 def test_every_program_has_a_row(rows):
     assert [(row.program, row.budget) for row in rows] == [
         (PLAIN, ""),
@@ -63,7 +87,10 @@ def test_every_program_has_a_row(rows):
         *((COOP, policy) for policy in POLICIES),
         (COOP, "0.7"),
         (COOP, "0.001"),
+        (COOP, HALF_TEMP),
+        (COOP, THIRD_TEMP),
         (COOP, "min"),
+        *((COOP, sweep_label(share)) for share in swept_shares(rows)),
     ]
 
 
@@ -112,6 +139,16 @@ def test_the_command_prints_tables_and_bars(monkeypatch, capsys, rows, tmp_path)
     assert frontier_rows.read(path) == rows
 
 
+def test_rows_of_several_runs_are_judged_together(capsys, tmp_path):
+    frontier_rows.write(tmp_path / "one.json", budgeted(HALF_TEMP, 1.02))
+    renamed = [dataclasses.replace(r, model="n") for r in budgeted(HALF_TEMP, 1.2)]
+    frontier_rows.write(tmp_path / "other.json", renamed)
+    frontier.main(["--read", str(tmp_path / "one.json"), str(tmp_path / "other.json")])
+    assert "MISS  flops at temp/2 <= 1.03: geometric mean 1.106, worst 1.200 (n)" in (
+        capsys.readouterr().out
+    )
+
+
 def test_shares_are_shares():
     with pytest.raises(SystemExit):
         frontier.main(["--shares", "0.5,2"])
@@ -127,30 +164,65 @@ def checkpointed(flops: float, **columns: Any) -> list[Row]:
     ]
 
 
+def budgeted(budget: str, flops: float, **columns: Any) -> list[Row]:
+    """One budget beside the step as written and `nothing_saveable`."""
+    columns = {"temp": 9, "compiles": 2, "compile_seconds": 20.0} | columns
+    return [
+        Row("m", PLAIN, measured=100, flops=1.0),
+        Row("m", FLAT, measured=100, flops=1.0, compile_seconds=10.0, compiles=1),
+        Row("m", CHECKPOINT, "nothing_saveable", None, 50, 10, flops=1.2),
+        Row("m", COOP, budget, 50, 50, flops=flops, **columns),
+    ]
+
+
+def swept(*costs: float) -> list[Row]:
+    """A sweep over falling budgets, at these costs."""
+    budgets = (90 - 10 * i for i in range(len(costs)))
+    return [
+        Row("m", COOP, sweep_label(n / 100), n, n, estimated_time=cost)
+        for n, cost in zip(budgets, costs, strict=True)
+    ]
+
+
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
-        (checkpointed(1.0), "pass  flops of coop / policy at equal bytes"),
-        (checkpointed(1.2), "MISS  flops of coop / policy at equal bytes"),
+        (checkpointed(1.0), "pass  flops of coop / policy at its bytes"),
+        (checkpointed(1.2), "MISS  flops of coop / policy at its bytes"),
         (checkpointed(1.0, measured=51), "MISS  measured within requested: 0 of 1"),
         (checkpointed(1.0, measured=101), "MISS  a smaller budget, or any, measured"),
+        (swept(1.0, 1.1), "pass  cost rises with the budget: never (2 budgets"),
+        (swept(1.1, 1.0), "MISS  cost rises with the budget: m coop sweep 0.9"),
+        (checkpointed(1.0), "n/a   cost rises with the budget"),
+        (budgeted(HALF_TEMP, 1.02), f"pass  flops at {HALF_TEMP} <= 1.03"),
+        (budgeted(HALF_TEMP, 1.04), f"MISS  flops at {HALF_TEMP} <= 1.03"),
+        (budgeted(THIRD_TEMP, 1.04), f"pass  flops at {THIRD_TEMP} <= 1.1"),
+        (budgeted("min", 1.0, temp=8), "pass  floor / temp of nothing_saveable"),
+        (budgeted("min", 1.0, temp=9), "MISS  floor / temp of nothing_saveable"),
+        (budgeted("p", 1.0, plan_seconds=7.0), "MISS  planning a round"),
+        (budgeted("p", 1.0, plan_seconds=2.0), "pass  planning a round"),
+        (budgeted("p", 1.0, compile_seconds=31.0), "MISS  compile of a plan"),
+        (budgeted("p", 1.0, compile_seconds=29.0), "pass  compile of a plan"),
+        (budgeted("p", 1.0, is_cold=True), "pass  compiles in all"),
+        (budgeted("p", 1.0, is_cold=True, compiles=7), "MISS  compiles in all"),
+        (budgeted("p", 1.0), "n/a   compiles in all"),
         (checkpointed(1.0, seconds=(1.1, 2.2)), "MISS  time of coop / policy"),
-        (checkpointed(1.0, seconds=(1.0, 2.0)), "pass  time of coop / policy"),
+        (checkpointed(1.0, seconds=(0.9, 1.8)), "pass  time of coop / policy"),
         (checkpointed(1.0, predicted=60), "MISS  predicted bytes off"),
         (checkpointed(1.0, error=math.nan), "MISS  error / error"),
         (checkpointed(1.0), "n/a   error / error"),
     ],
 )
 def test_bars_tell_reached_from_missed(rows, line):
-    assert line in frontier_report.summary(rows)
+    assert line in frontier_bars.summary(rows)
 
 
 def test_a_policy_whose_bytes_were_not_reached_is_a_miss():
     reached = checkpointed(1.0)
     unreached = [Row("n", CHECKPOINT, "p", None, 9, flops=1.0)]
     unreached.append(Row("n", COOP, "p", 9, floor=10, note="cannot"))
-    line = "MISS  flops of coop / policy at equal bytes <= 1.05: median inf"
-    assert line in frontier_report.summary([*reached, *unreached])
+    line = "MISS  flops of coop / policy at its bytes <= 1.0: median inf"
+    assert line in frontier_bars.summary([*reached, *unreached])
 
 
 def test_without_its_compiler_the_described_card_says_what_to_install(monkeypatch):
