@@ -15,7 +15,6 @@ would otherwise make that array once, at the very start, and keep it to the end.
 barriers vanish before buffer assignment and cost nothing at run time.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,8 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ._inplace import call
 from ._loops import scan_from, stacks
 from ._profile import Profile
+from ._program_words import InplaceProgram
 from ._trace import Atom, Literal, Variable, read
 from ._types import OpId
 from ._units import FUSIBLE, Unit
@@ -79,12 +80,14 @@ class _Emission:
         self.env |= dict(self.program.constants)
         self.trigger: Variable | None = None
         self.last_read: dict[Variable, int] = {}
+        self.overwritten: dict[tuple[int, OpId], int] = {}
         self.done: set[OpId] = set()
         sizes = [v.size for v in profile.problem.values]
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
 
     def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
         parts = [part for group in plan for part in self._parts(group)]
+        self.overwritten = overwritten_operands(self.profile, parts)
         reads = [self._outside_reads(part) for part in parts]
         self.last_read = {v: i for i, read in enumerate(reads) for v in read}
         outputs = (a for a in self.program.outputs if not isinstance(a, Literal))
@@ -100,7 +103,7 @@ class _Emission:
         for op in group:
             part.append(op)
             root = self.program.equations[self.profile.units[op].root]
-            if root.primitive.name not in FUSIBLE:
+            if root.primitive.name not in FUSIBLE or op in self.profile.calls:
                 yield part
                 part = []
         if part:
@@ -115,11 +118,12 @@ class _Emission:
             literals = self._tie(part, reads, self.trigger)
         local = {v: self.env[v] for v in reads}
         for op in part:
+            overwritten = self.overwritten.get((index, op))
             if op in self.done:
                 with jax.named_scope("coop_recompute"):
-                    self._compute(op, local, literals)
+                    self._compute(op, local, literals, overwritten)
             else:
-                self._compute(op, local, literals)
+                self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         if is_large:
             self._set_trigger(index, part)
@@ -152,7 +156,10 @@ class _Emission:
           The literals that now come from behind the barrier.
         """
         places = dict.fromkeys(
-            place for op in part for place in self.profile.units[op].literals
+            place
+            for op in part
+            if op not in self.profile.calls
+            for place in self.profile.units[op].literals
         )
         literals = [self._literal(*place) for place in places]
         for op in part:
@@ -172,10 +179,21 @@ class _Emission:
         return jnp.asarray(literal.val, literal.aval.dtype)
 
     def _compute(
-        self, op: OpId, local: dict[Variable, Any], literals: dict[Place, Any]
+        self,
+        op: OpId,
+        local: dict[Variable, Any],
+        literals: dict[Place, Any],
+        overwritten: int | None,
     ) -> None:
         unit = self.profile.units[op]
-        outputs = compute_unit(self.profile, unit, local, literals)
+        program = self.profile.calls.get(op)
+        if program is None:
+            outputs = compute_unit(self.profile, unit, local, literals)
+        else:
+            outputs = [compute_in_place(self.profile, program, local, overwritten)]
+            local.update(
+                zip(self.program.equations[unit.root].outputs, outputs, strict=True)
+            )
         self.env.update(
             zip(self.program.equations[unit.root].outputs, outputs, strict=True)
         )
@@ -211,11 +229,69 @@ def compute_unit(
     Returns:
       The values of the root's outputs.
     """
-    literals = literals or {}
-    for k in itertools.chain(unit.inlined, [unit.root]):
+    equations = profile.program.equations
+    todo = [k for k in unit.inlined if equations[k].outputs[0] not in local]
+    _run_equations(profile, [*todo, unit.root], local, literals or {})
+    return [local[v] for v in equations[unit.root].outputs]
+
+
+def compute_in_place(
+    profile: Profile,
+    program: InplaceProgram,
+    local: dict[Variable, Any],
+    overwritten: int | None,
+) -> Any:
+    """Runs a chain as one in-place call.
+
+    Args:
+      profile: of the program.
+      program: the chain.
+      local: values of its unit's inputs; receives what the call cannot do.
+      overwritten: the operand that dies here and gives its bytes, if any.
+    """
+    equations = profile.program.equations
+    todo = [k for k in program.outside if equations[k].outputs[0] not in local]
+    _run_equations(profile, todo, local, {})
+    operands = [_value(profile, local, each.variable) for each in program.operands]
+    return call(program, operands, overwritten)
+
+
+def overwritten_operands(
+    profile: Profile, parts: Sequence[Sequence[OpId]]
+) -> dict[tuple[int, OpId], int]:
+    """Per part and in-place call, the operand whose value is not read again."""
+    equations, units = profile.program.equations, profile.units
+    if not profile.calls:
+        return {}
+    # Going backwards: what is read before it is computed anew.
+    live = {atom for atom in profile.program.outputs if not isinstance(atom, Literal)}
+    live = {profile.alias_of.get(v, v) for v in live}
+    computed = {v for unit in units for v in equations[unit.root].outputs}
+    found: dict[tuple[int, OpId], int] = {}
+    for index in range(len(parts) - 1, -1, -1):
+        for op in reversed(parts[index]):
+            live -= set(equations[units[op].root].outputs)
+            program = profile.calls.get(op)
+            if program is not None:
+                dying = [
+                    k
+                    for k in program.overwritable
+                    if (v := program.operands[k].variable) in computed and v not in live
+                ]
+                if dying:
+                    found[index, op] = dying[0]
+            live |= set(units[op].inputs)
+    return found
+
+
+def _run_equations(
+    profile: Profile,
+    chosen: Sequence[int],
+    local: dict[Variable, Any],
+    literals: dict[Place, Any],
+) -> None:
+    for k in chosen:
         equation = profile.program.equations[k]
-        if k != unit.root and equation.outputs[0] in local:
-            continue
         operands = [
             literals[k, i] if (k, i) in literals else _value(profile, local, atom)
             for i, atom in enumerate(equation.inputs)
@@ -225,7 +301,6 @@ def compute_unit(
         else:
             outputs = equation.bind(*operands)
         local.update(zip(equation.outputs, outputs, strict=True))
-    return [local[v] for v in profile.program.equations[unit.root].outputs]
 
 
 def _value(profile: Profile, env: dict[Variable, Any], atom: Atom) -> Any:

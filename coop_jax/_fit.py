@@ -11,6 +11,7 @@ from ._budget import Budget
 from ._cache import Cache
 from ._compile import FlatStep
 from ._errors import PlanError
+from ._inplace import InPlace, is_available, why_unavailable
 from ._loop_solve import LoopWorkbench
 from ._origin import origin_of
 from ._plan import Plan
@@ -31,6 +32,7 @@ class Request:
       policy: name of the planner.
       cost_model: name of the cost model.
       effort: of the search.
+      inplace: whether plans have in-place calls: True, False, or "auto".
       plan: one made before, which is used as it is.
       cache: where plans are looked up and stored, if anywhere.
       progress: whether a terminal shows what planning is doing.
@@ -40,6 +42,7 @@ class Request:
     policy: str
     cost_model: str
     effort: Effort
+    inplace: InPlace = "auto"
     plan: Plan | None = None
     cache: Cache | None = None
     progress: bool = True
@@ -76,7 +79,9 @@ def cache_at(directory: str | os.PathLike[str] | None) -> Cache | None:
 def _planned(
     step: FlatStep, request: Request, device_limit: int | None, key: str
 ) -> Fitted:
-    bench = LoopWorkbench(step, request.policy, request.cost_model)
+    if request.inplace is True and (reason := why_unavailable(step.platform)):
+        raise RuntimeError(f"`inplace=True` needs the native library: {reason}.")
+    bench = LoopWorkbench(step, request.policy, request.cost_model, request.inplace)
     budget = request.budget.resolve(bench.unplanned.total, device_limit)
     if budget is None:
         candidate = bench.floor(request.effort)
@@ -111,5 +116,7 @@ def _key(step: FlatStep, request: Request, device_limit: int | None) -> str:
         "policy": request.policy,
         "cost_model": request.cost_model,
         "effort": asdict(request.effort),
+        "inplace": request.inplace,
+        "has_calls": request.inplace is not False and is_available(step.platform),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]

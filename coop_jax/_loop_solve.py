@@ -21,6 +21,7 @@ import numpy as np
 from ._compile import FlatStep
 from ._cost import program_flops
 from ._errors import BudgetError
+from ._inplace import InPlace
 from ._loop_plan import Variant, choose
 from ._loop_sites import Site, find_sites, rewritten
 from ._measure import MemoryUse
@@ -47,12 +48,17 @@ class LoopWorkbench:
     """All that is known of one step, with its scan pairs in view."""
 
     def __init__(
-        self, step: FlatStep, policy: str = "coop", cost_model: str = "roofline"
+        self,
+        step: FlatStep,
+        policy: str = "coop",
+        cost_model: str = "roofline",
+        inplace: InPlace = False,
     ):
         self.step = step
         self.policy = policy
         self.cost_model = cost_model
-        self.plain = Workbench(step, policy, cost_model)
+        self.inplace: InPlace = inplace
+        self.plain = Workbench(step, policy, cost_model, inplace)
         # The online policies are published for straight lines, and stay that.
         self.sites = find_sites(step.program, step.platform) if policy == "coop" else []
         units = self.plain.profile.units
@@ -203,7 +209,7 @@ class LoopWorkbench:
         plans = tuple(map(Site.loop_plan, self.sites, variants))
         program = rewritten(self.step.program, plans, self.step.platform)
         step = dataclasses.replace(self.step, program=program)
-        bench = Workbench(step, self.policy, self.cost_model)
+        bench = Workbench(step, self.policy, self.cost_model, self.inplace)
         found = Rewritten(tuple(variants), plans, bench)
         self.rewritten.append(found)
         return found

@@ -133,6 +133,7 @@ class Plan:
       arguments: the arrays that are passed in.
       origin: what it was made for; None for a plan that cannot be saved.
       baseline: what XLA assigned to the step as written.
+      has_calls: it has in-place calls, and needs the native library to run.
     """
 
     budget: int | None
@@ -157,6 +158,7 @@ class Plan:
     arguments: tuple[Argument, ...] = field(default=(), repr=False)
     origin: Origin | None = field(default=None, repr=False)
     baseline: tuple[OwnedBuffer, ...] = field(default=(), repr=False)
+    has_calls: bool = False
 
     @property
     def is_planned(self) -> bool:

@@ -8,13 +8,15 @@ the `Problem`.
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ._chains import choose_chains
 from ._cost import RATES, DeviceRates, flops, nbytes
 from ._hlo import OwnedBuffer
+from ._program_words import InplaceProgram
 from ._trace import Equation, Literal, Program, Variable
-from ._types import Op, Problem, Value, ValueId
+from ._types import Op, OpId, Problem, Value, ValueId
 from ._units import FUSIBLE, Graph, Unit, choose_roots
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
@@ -38,6 +40,7 @@ class Profile:
       units: per op, its equations.
       variable_of: per value of the problem, the program's variable.
       alias_of: barrier outputs and the variable they stand for.
+      calls: the ops that are in-place calls, and what they compute.
     """
 
     program: Program
@@ -45,6 +48,7 @@ class Profile:
     units: tuple[Unit, ...]
     variable_of: tuple[Variable, ...]
     alias_of: dict[Variable, Variable] = field(repr=False)
+    calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
 
 
 def scope(index: int) -> str:
@@ -58,6 +62,7 @@ def profile(
     fixed: int,
     platform: str,
     rates: DeviceRates | None = None,
+    inplace: bool = False,
 ) -> Profile:
     """Builds the planning problem of a program.
 
@@ -67,13 +72,17 @@ def profile(
       fixed: bytes of arguments and outputs less aliases.
       platform: "cpu" or "gpu"; decides alignment and, by default, `rates`.
       rates: of the device.
+      inplace: whether chains that XLA does not compute in place become calls that do.
     """
     rates = rates or RATES.get(platform, RATES["gpu"])
     graph = Graph(program)
     owned = _by_equation(buffers)
     roots = choose_roots(graph, owned)
+    programs: dict[int, InplaceProgram] = {}
+    if inplace:
+        roots, programs = choose_chains(graph, roots, owned)
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
-    builder = _ProblemBuilder(graph, owned, rates)
+    builder = _ProblemBuilder(graph, owned, rates, programs)
     for unit in units:
         builder.add(unit)
     problem = Problem(
@@ -82,7 +91,12 @@ def profile(
         fixed=fixed,
         alignment=64 if platform == "cpu" else 256,
     )
-    return Profile(program, problem, units, tuple(builder.variables), graph.alias_of)
+    calls = {
+        op: programs[unit.root] for op, unit in enumerate(units) if unit.root in programs
+    }
+    return Profile(
+        program, problem, units, tuple(builder.variables), graph.alias_of, calls
+    )
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
@@ -108,11 +122,16 @@ class _ProblemBuilder:
     """Turns units into ops and values."""
 
     def __init__(
-        self, graph: Graph, owned: dict[int, list[OwnedBuffer]], rates: DeviceRates
+        self,
+        graph: Graph,
+        owned: dict[int, list[OwnedBuffer]],
+        rates: DeviceRates,
+        programs: Mapping[int, InplaceProgram],
     ) -> None:
         self.graph = graph
         self.owned = owned
         self.rates = rates
+        self.programs = programs
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.variables: list[Variable] = []
@@ -167,6 +186,8 @@ class _ProblemBuilder:
 
     def _workspace(self, unit: Unit, equation: Equation) -> int:
         """Bytes of the op's buffers other than its outputs, overlaps counted once."""
+        if unit.root in self.programs:
+            return 0
         spans = []
         results = [self.graph.bytes(v) for v in equation.outputs]
         # A loop writes its results over and over, in one place.
@@ -190,6 +211,8 @@ class _ProblemBuilder:
         What a loop carries stays in one place.
         """
         graph = self.graph
+        if unit.root in self.programs:
+            return self._overwritable(self.programs[unit.root], equation)
         if equation.primitive.name == "scan":
             return self._carried(unit, equation)
         if any(
@@ -207,6 +230,16 @@ class _ProblemBuilder:
             and target not in graph.outputs
             and nbytes(avals[source]) == nbytes(avals[target])
             and avals[source].dtype == avals[target].dtype
+        )
+
+    def _overwritable(self, program: InplaceProgram, equation: Equation):
+        """What the result of an in-place call may overwrite."""
+        (target,) = equation.outputs
+        sources = [program.operands[k].variable for k in program.overwritable]
+        return tuple(
+            (self._value_of[source], self._value_of[target])
+            for source in sources
+            if source in self.graph.producer and source in self._value_of
         )
 
     def _carried(

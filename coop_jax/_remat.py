@@ -13,6 +13,7 @@ from jax.core import Tracer
 from ._budget import Budget, BudgetLike, parse_budget
 from ._compile import FlatStep, flat_step
 from ._fit import Request, cache_at, fit
+from ._inplace import InPlace
 from ._plan import Plan
 from ._planner import Effort
 from ._policies import PLANNERS
@@ -36,6 +37,7 @@ def remat(
     policy: str = "coop",
     cost_model: str = "roofline",
     time_limit: float = 20.0,
+    inplace: InPlace = "auto",
     plan: Plan | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -63,6 +65,10 @@ def remat(
         bytes at typical rates), or `"measured"` (timed on the device, each distinct
         operation compiled alone: minutes for a large step).
       time_limit: seconds of refinement per plan, at most.
+      inplace: whether a plan may compute chains of cheap operations (softmax,
+        normalisation, dropout) by a native call that overwrites an operand: "auto" for
+        where no other plan is as small, False for never, True for wherever XLA holds
+        more bytes by itself. Without the native library "auto" is False.
       plan: a plan made before (`coop_jax.load_plan`), to run without planning; instead
         of a budget.
       cache_dir: directory where plans are kept and looked up; any number of processes
@@ -92,7 +98,7 @@ def remat(
       >>> w, loss = step(jnp.ones((8, 8)), jnp.ones((4, 8)))
     """
     asked = parse_budget(budget)
-    _check_options(asked, policy, cost_model, time_limit, plan)
+    _check_options(asked, policy, cost_model, time_limit, inplace, plan)
     if fun is None:
         return functools.partial(
             remat,
@@ -100,6 +106,7 @@ def remat(
             policy=policy,
             cost_model=cost_model,
             time_limit=time_limit,
+            inplace=inplace,
             plan=plan,
             cache_dir=cache_dir,
             progress=progress,
@@ -121,12 +128,17 @@ def remat(
         jitted = fun
     effort = Effort(time_limit=time_limit)
     cache = cache_at(cache_dir)
-    request = Request(asked, policy, cost_model, effort, plan, cache, progress)
+    request = Request(asked, policy, cost_model, effort, inplace, plan, cache, progress)
     return Rematerialized(jitted, request)
 
 
 def _check_options(
-    budget: Budget, policy: Any, cost_model: Any, time_limit: Any, plan: Any
+    budget: Budget,
+    policy: Any,
+    cost_model: Any,
+    time_limit: Any,
+    inplace: Any,
+    plan: Any,
 ) -> None:
     if policy not in PLANNERS:
         known = ", ".join(map(repr, PLANNERS))
@@ -136,6 +148,8 @@ def _check_options(
         raise ValueError(f"cost_model {cost_model!r} is not one of {known}.")
     if not isinstance(time_limit, int | float) or not time_limit > 0:
         raise ValueError(f"time_limit is seconds above 0, not {time_limit!r}.")
+    if not (isinstance(inplace, bool) or inplace == "auto"):
+        raise ValueError(f'inplace {inplace!r} is not one of "auto", True, False.')
     if plan is None:
         return
     if not isinstance(plan, Plan):

@@ -12,6 +12,7 @@ from typing import Any
 from ._compile import FlatStep
 from ._emit import emit
 from ._errors import PlanError
+from ._inplace import why_unavailable
 from ._loop_sites import rewritten
 from ._measure import memory_use
 from ._origin import differences, origin_of
@@ -66,7 +67,15 @@ def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
     program = rewritten(step.program, plan.loops, step.platform)
     if not plan.positions:
         return lambda *values: program.evaluate(values, scope)
-    found = profile(program, plan.baseline, plan.unplanned.fixed, step.platform)
+    if plan.has_calls and (reason := why_unavailable(step.platform)) is not None:
+        raise PlanError("this plan cannot be used here: it has in-place calls", [reason])
+    found = profile(
+        program,
+        plan.baseline,
+        plan.unplanned.fixed,
+        step.platform,
+        inplace=plan.has_calls,
+    )
     if _shape(found.problem) != _shape(plan.problem):
         raise PlanError(
             "this plan cannot be used for this step",

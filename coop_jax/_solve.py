@@ -7,6 +7,9 @@
     floor      no plan fits: the smallest pool the planner can reach, compiled
     bisect     between the floor and the nearest miss
 
+With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
+with in-place calls, if those can be compiled.
+
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
 passed over.
@@ -24,6 +27,7 @@ from ._cost import program_flops
 from ._describe import list_actions, list_arguments
 from ._emit import emit
 from ._errors import BudgetError
+from ._inplace import InPlace, is_available
 from ._measure import MemoryUse, memory_use
 from ._origin import origin_of
 from ._plan import Plan, fingerprint
@@ -51,6 +55,7 @@ class Candidate:
     Attributes:
       predicted: bytes of the temporary block by the assignment model.
       cost: seconds by the cost model.
+      profile: what was planned: the step with in-place calls or without.
     """
 
     function: Callable[..., list[Any]]
@@ -60,6 +65,7 @@ class Candidate:
     positions: tuple[tuple[int, ...], ...]
     predicted: int
     cost: float
+    profile: Profile
 
     @property
     def surplus(self) -> int:
@@ -71,9 +77,14 @@ class Workbench:
     """All that is known of one step with one set of shapes."""
 
     def __init__(
-        self, step: FlatStep, policy: str = "coop", cost_model: str = "roofline"
+        self,
+        step: FlatStep,
+        policy: str = "coop",
+        cost_model: str = "roofline",
+        inplace: InPlace = False,
     ):
         self.step = step
+        self.cost_model = cost_model
         self.policy = policy
         self.planner = PLANNERS[policy]
         self.candidates: list[Candidate] = []
@@ -91,11 +102,7 @@ class Workbench:
         self.compile_seconds = self.baseline_seconds = time.perf_counter() - start
         self.unplanned = memory_use(compiled)
         start = time.perf_counter()
-        self.profile: Profile = profile(
-            step.program, buffers, self.unplanned.fixed, step.platform
-        )
-        if cost_model == "measured":
-            self.profile = with_measured_costs(self.profile)
+        self.profile: Profile = self._profiled()
         self.plan_seconds += time.perf_counter() - start
         order = self.problem.program_order
         self.baseline = Candidate(
@@ -106,8 +113,12 @@ class Workbench:
             (),
             self.unplanned.temp,
             self.problem.cost(order),
+            self.profile,
         )
         self._sought_floor = False
+        self._has_choice = inplace == "auto" and self._can_call()
+        if inplace is True:
+            self._plan_calls()
 
     @property
     def problem(self) -> Problem:
@@ -126,6 +137,9 @@ class Workbench:
         room = budget - self.unplanned.fixed
         if room > 0:
             self._approach(room, effort)
+            if not self._fitting(budget) and self._has_choice:
+                self._plan_calls()
+                self._approach(room, effort)
             if not self._fitting(budget):
                 self.floor(effort)
                 self._bisect(room, effort)
@@ -138,6 +152,8 @@ class Workbench:
         """The program with the fewest bytes that was reached."""
         if not self._sought_floor:
             self._sought_floor = True
+            if self._has_choice:
+                self._plan_calls()
             stage("looking for the smallest plan")
             planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
             self._compile(planned)
@@ -158,7 +174,7 @@ class Workbench:
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
-        problem = self.problem
+        problem = candidate.profile.problem
         return Plan(
             budget=budget,
             unplanned=self.unplanned,
@@ -166,7 +182,9 @@ class Workbench:
             predicted=candidate.predicted + candidate.memory.fixed,
             flops=self._flops(candidate) / max(program_flops(self.step.program), 1.0),
             time=candidate.cost / max(self.baseline.cost, 1e-30),
-            actions=list_actions(self.profile, candidate.positions, candidate.schedule),
+            actions=list_actions(
+                candidate.profile, candidate.positions, candidate.schedule
+            ),
             positions=candidate.positions,
             policy=self.policy,
             compiles=self.compiles,
@@ -180,7 +198,28 @@ class Workbench:
             arguments=list_arguments(self.step, problem),
             origin=origin_of(self.step),
             baseline=named_buffers(self._buffers),
+            has_calls=bool(candidate.positions and candidate.profile.calls),
         )
+
+    # In-place calls
+
+    def _can_call(self) -> bool:
+        # XLA would gather the shards of a partitioned step in front of each call.
+        is_partitioned = "in_shardings" in self.step.jit_options
+        return not is_partitioned and is_available(self.step.platform)
+
+    def _plan_calls(self) -> None:
+        """From now on plans the step with in-place calls, where it has any."""
+        self._has_choice = False
+        if self._can_call():
+            self.profile = self._profiled(inplace=True)
+
+    def _profiled(self, inplace: bool = False) -> Profile:
+        step, fixed = self.step, self.unplanned.fixed
+        found = profile(
+            step.program, self._buffers, fixed, step.platform, inplace=inplace
+        )
+        return with_measured_costs(found) if self.cost_model == "measured" else found
 
     # The loop
 
@@ -259,7 +298,8 @@ class Workbench:
 
     def _starts(self, room: int) -> list[Positions]:
         """The nearest known plans, above and below `room` bytes of temporaries."""
-        known = sorted(self.candidates, key=lambda c: c.predicted)
+        mine = (c for c in self.candidates if c.profile is self.profile)
+        known = sorted(mine, key=lambda c: c.predicted)
         above = [c.positions for c in known if c.predicted > room]
         below = [c.positions for c in known if c.predicted <= room]
         return above[:1] + below[-1:]
@@ -275,7 +315,7 @@ class Workbench:
 
     def _compile(self, planned: Planned) -> Candidate:
         for known in self.candidates:
-            if known.positions == planned.positions:
+            if known.profile is self.profile and known.positions == planned.positions:
                 return known
         stage("compiling plan %d", len(self.candidates) + 1)
         function = emit(self.profile, planned.positions)
@@ -291,6 +331,7 @@ class Workbench:
             planned.positions,
             self._packed(planned.schedule),
             planned.cost,
+            self.profile,
         )
         self.candidates.append(candidate)
         return candidate
@@ -307,12 +348,12 @@ class Workbench:
     # Reports
 
     def _flops(self, candidate: Candidate) -> float:
-        units = self.profile.units
+        units = candidate.profile.units
         ran: list[int] = []
         for op in candidate.schedule:
             ran += (*units[op].inlined, units[op].root)
         once: list[int] = []
-        for op in self.problem.program_order:
+        for op in candidate.profile.problem.program_order:
             once += (*units[op].inlined, units[op].root)
         program = self.step.program
         extra = program_flops(program, ran) - program_flops(program, once)
@@ -321,7 +362,7 @@ class Workbench:
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         """The error for a budget below everything reached."""
         floor = self.floor(effort)
-        problem = self.problem
+        problem = floor.profile.problem
         alive = live_bytes(problem, floor.schedule)
         peak = max(range(len(alive)), key=alive.__getitem__, default=0)
         buffers = [

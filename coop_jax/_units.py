@@ -198,7 +198,7 @@ def _add_narrow(graph: Graph, roots: set[int]) -> None:
     And of transposes: free next to what they transpose, where XLA chooses the layout of
     both, they are strided copies in every reader behind a barrier.
     """
-    readers = _reading_units(graph, roots)
+    readers = reading_units(graph, roots)
     for k, equation in enumerate(graph.equations):
         if k in roots or equation.is_barrier or len(equation.outputs) != 1:
             continue
@@ -232,7 +232,7 @@ def _last_reader(
     return last
 
 
-def _reading_units(graph: Graph, roots: set[int]) -> dict[int, set[int]]:
+def reading_units(graph: Graph, roots: set[int]) -> dict[int, set[int]]:
     """Per fused equation, the roots it is computed inside of."""
     readers: dict[int, set[int]] = defaultdict(set)
     for k in range(len(graph.equations) - 1, -1, -1):

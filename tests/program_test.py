@@ -1,0 +1,308 @@
+"""The native decoder and interpreter, by hand-written and by broken programs."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.native import F32, F64, S32, U32, check, elementwise, of_rows, run
+
+# x * x + y, and a softmax of rows: every kind of word is in one of them.
+MULTIPLY_ADD = [
+    ("load", F32, 0, 0, 0),
+    ("mul", F32, 0, 0, 0),
+    ("load", F32, 1, 0, 0),
+    ("add", F32, 1, 2, 0),
+]
+SOFTMAX = [
+    ("load", F32, 0, 0, 0),
+    ("reduce_max", F32, 0, 0, 0),
+    ("sub", F32, 0, 1, 0),
+    ("exp", F32, 2, 0, 0),
+    ("reduce_sum", F32, 3, 0, 0),
+    ("div", F32, 3, 4, 0),
+]
+WITH_KEY = [1, 1, 1, 2, 2, 4, 6, 1, 0, 5, 1, 1, 2, 0, 0, 1, 6, 0, 0, 1, 6,
+            3, 3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 1, 0, 0, 29, 0, 1, 2, 0]  # fmt: skip
+
+
+def floats(values: list) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_a_program_computes_what_it_says() -> None:
+    x, y = floats([1, 2, 3]), floats([10, 20, 30])
+    result = np.zeros(3, np.float32)
+    words = elementwise(MULTIPLY_ADD, ["float32"] * 3, (3,))
+    assert run(words, [x, y, result]) == ""
+    assert result.tolist() == [11, 24, 39]
+
+
+def test_a_result_may_overwrite_an_operand() -> None:
+    x, y = floats([1, 2, 3]), floats([10, 20, 30])
+    words = elementwise(MULTIPLY_ADD, ["float32"] * 3, (3,))
+    assert run(words, [x, y, x]) == ""
+    assert x.tolist() == [11, 24, 39]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 31, 511, 512, 513, 1300, 9000])
+def test_a_row_of_any_length_is_reduced_in_place(columns: int) -> None:
+    x = np.random.default_rng(columns).normal(size=(3, columns)).astype(np.float32)
+    want = softmax(x.astype(np.float64))
+    words = of_rows(SOFTMAX, ["float32"] * 2, *x.shape)
+    assert run(words, [x, x]) == ""
+    np.testing.assert_allclose(x, want, rtol=3e-6, atol=1e-12)
+
+
+def test_a_result_may_be_transposed() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    result = np.zeros((3, 2), np.float32)
+    words = [1, 2, 2, 2, 1, 2, 2, 3, 3, 1, 1, 2, 0, 0, 2, 2, 3, 0, 1, 2, 3, 2,
+             0, 0, 0, 0, 0, 8, 0, 0, 0, 0]  # fmt: skip
+    assert run(words, [x, result]) == ""
+    assert (result == -x.T).all()
+
+
+# Accuracy
+
+FUNCTIONS = {
+    "exp": (math.exp, -100, 88),
+    "exp2": (lambda x: 2.0**x, -120, 127),
+    "expm1": (math.expm1, -90, 88),
+    "log": (lambda x: math.log(abs(x)), 1e-37, 3e38),
+    "log1p": (math.log1p, -0.999, 1e30),
+    "tanh": (math.tanh, -20, 20),
+    "logistic": (lambda x: 1 / (1 + math.exp(-x)), -80, 80),
+    "erf": (math.erf, -6, 6),
+    "erfc": (math.erfc, -6, 9),
+    "sqrt": (math.sqrt, 0, 3e38),
+    "rsqrt": (lambda x: 1 / math.sqrt(x), 1e-37, 3e38),
+    "floor": (math.floor, -1e4, 1e4),
+    "ceil": (math.ceil, -1e4, 1e4),
+}
+
+
+def spread(low: float, high: float) -> np.ndarray:
+    """Points from everywhere in a range, small and large ones alike."""
+    rng = np.random.default_rng(0)
+    linear = rng.uniform(low, high, 4000)
+    small = np.geomspace(1e-20, max(abs(low), abs(high)), 4000)
+    points = np.concatenate([linear, small, -small, [low, high]])
+    points = points[(points >= low) & (points <= high)]
+    return points.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_float32_are_within_two_ulp(name: str) -> None:
+    function, low, high = FUNCTIONS[name]
+    x = spread(low, high)
+    result = np.empty_like(x)
+    program = [("load", F32, 0, 0, 0), (name, F32, 0, 0, 0)]
+    assert run(elementwise(program, ["float32"] * 2, x.shape), [x, result]) == ""
+    want = np.array([function(float(v)) for v in x])
+    ulp = np.spacing(np.abs(want).astype(np.float32)).astype(np.float64)
+    assert np.max(np.abs(result - want) / ulp) <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.divide),
+     ("max", np.maximum), ("min", np.minimum), ("pow", np.power)],
+)  # fmt: skip
+def test_operations_on_pairs_are_within_one_ulp(name: str, function) -> None:
+    rng = np.random.default_rng(1)
+    x, y = (rng.lognormal(0, 2, 3000).astype(np.float32) for _ in range(2))
+    result = np.empty_like(x)
+    program = [("load", F32, 0, 0, 0), ("load", F32, 1, 0, 0), (name, F32, 0, 1, 0)]
+    with np.errstate(over="ignore"):
+        want = function(x.astype(np.float64), y.astype(np.float64))
+        want32 = want.astype(np.float32)
+    assert run(elementwise(program, ["float32"] * 3, x.shape), [x, y, result]) == ""
+    finite = np.isfinite(want32) & (want32 > 1e-37)
+    ulp = np.spacing(want32[finite]).astype(np.float64)
+    assert np.max(np.abs(result[finite] - want[finite]) / ulp) <= 1
+
+
+@pytest.mark.parametrize("power", [-3, -1, 0, 1, 2, 5, 17])
+def test_integer_powers_are_within_two_ulp(power: int) -> None:
+    x = np.random.default_rng(2).lognormal(0, 1, 2000).astype(np.float32)
+    result = np.empty_like(x)
+    program = [("load", F32, 0, 0, 0), ("integer_pow", F32, 0, power, 0)]
+    assert run(elementwise(program, ["float32"] * 2, x.shape), [x, result]) == ""
+    want = x.astype(np.float64) ** power
+    assert np.max(np.abs(result - want) / np.spacing(want.astype(np.float32))) <= 2
+
+
+def test_special_values_go_through_as_in_the_c_library() -> None:
+    x = floats([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45])
+    for name, function in (("exp", np.exp), ("log", np.log), ("tanh", np.tanh)):
+        result = np.empty_like(x)
+        program = [("load", F32, 0, 0, 0), (name, F32, 0, 0, 0)]
+        assert run(elementwise(program, ["float32"] * 2, x.shape), [x, result]) == ""
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(result, function(x), rtol=2e-7, err_msg=name)
+
+
+def test_integers_wrap_around_and_floats_saturate() -> None:
+    x = np.array([2**31 - 1, -(2**31), 5], np.int32)
+    result = np.empty_like(x)
+    program = [("load", S32, 0, 0, 0), ("add", S32, 0, 0, 0)]
+    assert run(elementwise(program, ["int32"] * 2, x.shape), [x, result]) == ""
+    assert result.tolist() == [-2, 0, 10]
+    y = floats([np.nan, 3e9, -3e9, -1.5])
+    result = np.empty(4, np.int32)
+    program = [("load", F32, 0, 0, 0), ("convert", S32, 0, 0, 0)]
+    assert run(elementwise(program, ["float32", "int32"], (4,)), [y, result]) == ""
+    assert result.tolist() == [0, 2**31 - 1, -(2**31), -1]
+
+
+def test_float16_is_rounded_to_nearest_even() -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every)].astype(np.float32)
+    between = np.nextafter(every, np.float32(0)) * np.float32(1.0003)
+    x = np.concatenate([every, between, floats([65519, 65520, 1e30, -1e-9])])
+    result = np.empty(x.shape, np.float16)
+    program = [("load", F32, 0, 0, 0), ("round_f16", F32, 0, 0, 0)]
+    words = elementwise(program, ["float32", "float16"], x.shape)
+    assert run(words, [x, result]) == ""
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float16)
+    assert (result.view(np.uint16) == want.view(np.uint16)).all()
+
+
+def test_float64_is_computed_in_float64() -> None:
+    x = np.linspace(0.1, 3, 700)
+    result = np.empty_like(x)
+    program = [("load", F64, 0, 0, 0), ("log", F64, 0, 0, 0)]
+    assert run(elementwise(program, ["float64"] * 2, x.shape), [x, result]) == ""
+    np.testing.assert_allclose(result, np.log(x), rtol=1e-14)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "words",
+    [elementwise(MULTIPLY_ADD, ["float32"] * 3, (3,)),
+     of_rows(SOFTMAX, ["float32"] * 2, 2, 3), WITH_KEY],
+    ids=["elementwise", "rows", "key"],
+)  # fmt: skip
+def test_a_program_cut_short_or_continued_is_refused(words: list[int]) -> None:
+    assert check(words) == ""
+    for size in range(len(words)):
+        assert check(words[:size]) != ""
+    assert "follow" in check([*words, 0])
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, 2, "version 2"),
+        (1, 9, "rank"),
+        (3, -1, "maps"),
+        (4, 99, "operands"),
+        (5, 0, "no instructions"),
+        (6, -3, "dimensions"),
+        (6, 4, "beyond its 3 elements"),
+        (6, 2**62, "dimensions"),
+        (7, 2, "beyond"),
+        (7, -1, "stride"),
+        (7, 0, "not dense"),
+        (8, 7, "element type"),
+        (9, 1, "map"),
+        (10, -1, "rank"),
+        (20, 50, "opcode"),
+        (20, -1, "opcode"),
+        (21, 5, "type"),
+        (22, 2, "operand"),
+        (26, F64, "mixed types"),
+        (27, 1, "not before"),
+        (35, 3, "no such type"),
+        (36, U32, "mixed types"),
+    ],
+)
+def test_what_is_wrong_with_a_program_is_said(at, value, message) -> None:
+    words = elementwise(MULTIPLY_ADD, ["float32"] * 3, (3,))
+    words[at] = value
+    assert message in check(words)
+
+
+def test_buffers_that_overlap_are_refused() -> None:
+    memory = np.zeros(16, np.float32)
+    words = elementwise(MULTIPLY_ADD, ["float32"] * 3, (8,))
+    far = np.zeros(8, np.float32)
+    assert run(words, [memory[:8], far, memory[8:]]) == ""
+    assert "overlaps" in run(words, [memory[:8], far, memory[4:12]])
+
+
+def test_a_buffer_out_of_alignment_is_refused() -> None:
+    memory = np.zeros(65, np.uint8)[1:].view(np.float32)[:3]
+    words = elementwise([("load", F32, 0, 0, 0)], ["float32"] * 2, (3,))
+    assert "aligned" in run(words, [memory, np.zeros(3, np.float32)])
+
+
+def test_a_key_may_not_be_overwritten() -> None:
+    words = [1, 1, 1, 2, 1, 1, 2, 0, 1, 5, 1, 1, 2, 5, 1, 1, 2, 3, U32, 0, 1, 0]
+    key = np.array([1, 2], np.uint32)
+    assert run(words, [key, np.zeros(2, np.uint32)]) == ""
+    assert "overlaps" in run(words, [key, key])
+
+
+def test_more_values_at_once_than_registers_are_refused() -> None:
+    loads = [("load", F32, 0, 0, 0)] * 70
+    sums = [("add", F32, 69 if k == 0 else 69 + k, k, 0) for k in range(69)]
+    words = elementwise([*loads, *sums], ["float32"] * 2, (3,))
+    assert "registers" in check(words)
+
+
+GUARD = 64
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_no_program_touches_bytes_outside_of_its_buffers(data) -> None:
+    seeds = [
+        elementwise(MULTIPLY_ADD, ["float32"] * 3, (6,)),
+        of_rows(SOFTMAX, ["float32"] * 2, 2, 3),
+        WITH_KEY,
+    ]
+    words = list(data.draw(st.sampled_from(seeds)))
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        words[at] = data.draw(
+            st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
+        )
+    if check(words):
+        return
+    # The layout of the words says which buffers the program takes.
+    rank, maps, operands = words[1], words[3], words[4]
+    at, buffers = 6 + rank + rank * maps, []
+    for _ in range(operands + 1):
+        storage, dims = words[at], words[at + 2]
+        shape = words[at + 3 : at + 3 + dims]
+        at += 3 + dims
+        size = math.prod(shape)
+        if size > 4096:
+            return
+        width = (4, 8, 2, 2, 4, 4, 1)[storage]
+        memory = np.full(2 * GUARD + size * width, 0xA5, np.uint8)
+        buffers.append((memory, memory[GUARD : GUARD + size * width]))
+    before = [memory.copy() for memory, _ in buffers]
+    if run(words, [inner for _, inner in buffers]):
+        return
+    for (memory, inner), old in zip(buffers[:-1], before[:-1], strict=True):
+        assert (memory == old).all(), inner
+    memory, _ = buffers[-1]
+    assert (memory[:GUARD] == 0xA5).all()
+    assert (memory[len(memory) - GUARD :] == 0xA5).all()
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,147 @@
+// The handler for XLA:CPU, on XLA's own threads, and the entry points that
+// need no XLA.
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "buffers.h"
+#include "cuda_source.h"
+#include "handlers.h"
+#include "interpreter.h"
+#include "program.h"
+
+namespace ffi = xla::ffi;
+
+namespace coop_jax {
+namespace {
+
+// Elements worth handing to another thread.
+constexpr int64_t kShare = 32768;
+
+// Work that several threads take chunks of. The last one to finish a chunk
+// wakes the caller; a thread that comes too late finds nothing to do, so the
+// caller need not wait for it, only keep this alive.
+struct Shares {
+  Program program;
+  std::vector<const void*> operands;
+  void* result;
+  int64_t pieces, chunk;
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
+  std::condition_variable is_done;
+  int64_t done = 0;
+
+  void Work() {
+    for (;;) {
+      int64_t begin = next.fetch_add(chunk);
+      if (begin >= pieces) return;
+      int64_t end = std::min(begin + chunk, pieces);
+      Run(program, operands.data(), result, begin, end);
+      std::lock_guard<std::mutex> lock(mutex);
+      done += end - begin;
+      if (done == pieces) is_done.notify_all();
+    }
+  }
+
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    is_done.wait(lock, [this] { return done == pieces; });
+  }
+};
+
+ffi::Error InplaceImpl(ffi::ThreadPool threads,
+                       ffi::Span<const int64_t> program,
+                       ffi::RemainingArgs operands,
+                       ffi::RemainingRets results) {
+  auto shares = std::make_shared<Shares>();
+  ffi::Error error = Prepare(program, operands, results, &shares->program);
+  if (error.failure()) return error;
+  for (size_t k = 0; k < operands.size(); ++k) {
+    shares->operands.push_back(operands.get<ffi::AnyBuffer>(k)->untyped_data());
+  }
+  shares->result = (*results.get<ffi::AnyBuffer>(0))->untyped_data();
+  shares->pieces = Pieces(shares->program);
+  if (shares->pieces == 0) return ffi::Error::Success();
+  shares->chunk = std::max<int64_t>(1, kShare / PieceSize(shares->program));
+  int64_t chunks = (shares->pieces + shares->chunk - 1) / shares->chunk;
+  int64_t helpers = std::min(threads.num_threads(), chunks) - 1;
+  for (int64_t k = 0; k < helpers; ++k) {
+    threads.Schedule([shares] { shares->Work(); });
+  }
+  shares->Work();
+  shares->Wait();
+  return ffi::Error::Success();
+}
+
+int Fail(const std::string& message, char* error, size_t size) {
+  if (size > 0) {
+    size_t length = std::min(message.size(), size - 1);
+    std::memcpy(error, message.data(), length);
+    error[length] = 0;
+  }
+  return 1;
+}
+
+}  // namespace
+}  // namespace coop_jax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(coop_jax_inplace, coop_jax::InplaceImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<ffi::Span<const int64_t>>("program")
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+int coop_jax_ffi_api_minor() { return XLA_FFI_API_MINOR; }
+
+int coop_jax_check(const int64_t* words, size_t count, char* error, size_t size) {
+  coop_jax::Program program;
+  std::string wrong = coop_jax::Decode(words, count, &program);
+  return wrong.empty() ? 0 : coop_jax::Fail(wrong, error, size);
+}
+
+int coop_jax_run(const int64_t* words, size_t count, void* const* buffers,
+                 const size_t* bytes, size_t buffer_count, char* error,
+                 size_t size) {
+  using namespace coop_jax;
+  Program program;
+  std::string wrong = Decode(words, count, &program);
+  if (!wrong.empty()) return Fail(wrong, error, size);
+  std::vector<Array> arrays = program.operands;
+  arrays.push_back(program.result);
+  if (buffer_count != arrays.size()) {
+    return Fail(std::to_string(buffer_count) + " buffers; the program takes " +
+                    std::to_string(arrays.size()), error, size);
+  }
+  std::vector<Buffer> made;
+  for (size_t k = 0; k < buffer_count; ++k) {
+    const Array& array = arrays[k];
+    if (static_cast<int64_t>(bytes[k]) != array.size * Width(array.storage)) {
+      return Fail("buffer " + std::to_string(k) + " has " +
+                      std::to_string(bytes[k]) + " bytes", error, size);
+    }
+    made.push_back({buffers[k], array.storage, true, array.dimensions.data(),
+                    array.dimensions.size()});
+  }
+  Buffer result = made.back();
+  made.pop_back();
+  wrong = CheckBuffers(program, made, result);
+  if (!wrong.empty()) return Fail(wrong, error, size);
+  Run(program, buffers, buffers[buffer_count - 1], 0, Pieces(program));
+  return 0;
+}
+
+int64_t coop_jax_cuda_source(const int64_t* words, size_t count, char* source,
+                             size_t size) {
+  coop_jax::Program program;
+  if (!coop_jax::Decode(words, count, &program).empty()) return -1;
+  std::string text = coop_jax::CudaSource(program);
+  coop_jax::Fail(text, source, size);
+  return static_cast<int64_t>(text.size());
+}
