@@ -92,7 +92,9 @@ def profile(
         alignment=64 if platform == "cpu" else 256,
     )
     calls = {
-        op: programs[unit.root] for op, unit in enumerate(units) if unit.root in programs
+        op: programs[unit.root]
+        for op, unit in enumerate(units)
+        if unit.root in programs
     }
     return Profile(
         program, problem, units, tuple(builder.variables), graph.alias_of, calls

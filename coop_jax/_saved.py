@@ -68,7 +68,9 @@ def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
     if not plan.positions:
         return lambda *values: program.evaluate(values, scope)
     if plan.has_calls and (reason := why_unavailable(step.platform)) is not None:
-        raise PlanError("this plan cannot be used here: it has in-place calls", [reason])
+        raise PlanError(
+            "this plan cannot be used here: it has in-place calls", [reason]
+        )
     found = profile(
         program,
         plan.baseline,
