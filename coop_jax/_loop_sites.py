@@ -6,13 +6,14 @@ its forward scan among the equations of the body it is in, after the numbers of 
 loops around it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ._cost import RATES, DeviceRates, nbytes
 from ._errors import PlanError
 from ._loop_plan import PairChoices, Variant
-from ._plan import LoopPlan
+from ._loop_report import LoopPlan
 from ._scan_emit import Rewriting, rewrite
 from ._scan_pairs import ScanPair, ScanParts, find_pairs, stacked_bytes
 from ._scan_plan import Keeping
@@ -144,4 +145,9 @@ def _rewritten(program: Program, rewritings: Mapping[Place, Rewriting]) -> Progr
         k: _rewritten(_body(program.equations[k]), deeper)
         for k, deeper in inside.items()
     }
-    return rewrite(program, here, bodies)
+    functions = {k: _on_flat(body) for k, body in bodies.items()}
+    return rewrite(program, here, functions)
+
+
+def _on_flat(body: Program) -> Callable[..., list[Any]]:
+    return lambda *values: body.evaluate(values)

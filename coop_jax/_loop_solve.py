@@ -12,6 +12,7 @@ A rewritten step is a program like any other, so each has a `Workbench` of its o
 step without pairs is left to its `Workbench`.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +24,14 @@ from ._cost import program_flops
 from ._errors import BudgetError
 from ._inplace import InPlace
 from ._loop_plan import Variant, choose
+from ._loop_report import BodyPlan, LoopPlan
 from ._loop_sites import Site, find_sites, rewritten
 from ._measure import MemoryUse
 from ._origin import origin_of
-from ._plan import LoopPlan, Plan, fingerprint
+from ._plan import Plan, fingerprint
 from ._planner import Effort
+from ._progress import stage
+from ._regions import is_region, plan_bodies, with_bodies
 from ._solve import Candidate, Workbench
 from ._validate import live_bytes
 
@@ -37,11 +41,22 @@ _WORTH_LOOSENING = 0.03
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rewritten:
-    """A rewritten step: its variants and its workbench."""
+    """A rewritten step, and its workbench.
+
+    Attributes:
+      variants: per pair.
+      bodies: loops planned inside.
+    """
 
     variants: tuple[Variant, ...]
     plans: tuple[LoopPlan, ...]
+    bodies: tuple[BodyPlan, ...]
     bench: Workbench
+
+    @property
+    def cost(self) -> float:
+        """Seconds beyond those of the step as written, by the cost model."""
+        return sum(v.cost for v in self.variants) + sum(b.cost for b in self.bodies)
 
 
 class LoopWorkbench:
@@ -107,7 +122,7 @@ class LoopWorkbench:
             return self.plain.fit(budget, effort)
         room = budget - self.unplanned.fixed
         if room > 0:
-            self._approach(room, budget, effort)
+            self._approach(room, effort)
             if not self._fitting(budget):
                 self._plan_smallest(budget, effort)
         fitting = self._fitting(budget)
@@ -122,15 +137,16 @@ class LoopWorkbench:
         """The program with the fewest bytes that was reached."""
         if not self.sites:
             return self.plain.floor(effort)
-        smallest = choose([site.choices for site in self.sites], lambda sizes: False)
-        self._rewrite(smallest).bench.floor(effort)
+        self._smallest(effort).bench.floor(effort)
         return min(self._candidates(), key=lambda c: c.memory.total)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
         bench = self._bench_of(candidate)
         plan = bench.describe(candidate, budget)
-        loops = next((r.plans for r in self.rewritten if r.bench is bench), ())
+        rewritten = self._rewriting_of(candidate)
+        loops = rewritten.plans if rewritten else ()
+        bodies = rewritten.bodies if rewritten else ()
         written = max(program_flops(self.step.program), 1.0)
         own = program_flops(bench.step.program) / written
         return dataclasses.replace(
@@ -144,14 +160,17 @@ class LoopWorkbench:
             baseline_compile_seconds=self.baseline_seconds,
             equations=len(self.step.program.equations),
             loops=loops,
-            fingerprint=fingerprint(plan.problem, budget, plan.positions, loops),
+            bodies=bodies,
+            fingerprint=fingerprint(
+                plan.problem, budget, plan.positions, loops, bodies
+            ),
             floor=min(c.memory.total for c in self._candidates()),
             origin=origin_of(self.step),
         )
 
     # The loop
 
-    def _approach(self, room: int, budget: int, effort: Effort) -> None:
+    def _approach(self, room: int, effort: Effort) -> None:
         aim, has_loosened = room, False
         for _ in range(_MOST_REWRITES):
             variants = self._choose(aim)
@@ -161,29 +180,80 @@ class LoopWorkbench:
                 return
             over = rewritten.bench.unplanned.temp - room
             if over > 0:
-                if self._try_rest(rewritten.bench, budget, effort):
+                if self._squeeze(rewritten, aim - over, room, effort):
                     return
                 aim -= over + room // 200
             elif -over > _WORTH_LOOSENING * room and not has_loosened:
-                if sum(v.cost for v in variants) <= 1e-3 * self.baseline.cost:
+                if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
                 has_loosened = True
                 aim += int(-over * 0.9)
             else:
                 return
 
-    def _try_rest(self, bench: Workbench, budget: int, effort: Effort) -> bool:
-        """Plans the straight-line part; once, not down to its floor."""
-        candidate = bench.try_once(budget, effort)
+    def _squeeze(
+        self, rewritten: Rewritten, aim: int, room: int, effort: Effort
+    ) -> bool:
+        """Plans bodies and the straight line, if that is cheaper than keeping less.
+
+        Args:
+          aim: what the variants would have to be chosen for instead.
+        """
+        less = sum(v.cost for v in self._choose(aim)) - rewritten.cost
+        bodies = self._plan_bodies(rewritten, room, effort)
+        inside = sum(b.cost for b in bodies)
+        stage(
+            "over by %s bytes: planning %s loops inside costs %.3g s, keeping less %.3g",
+            f"{rewritten.bench.unplanned.temp - room:,}", len(bodies), inside, less,
+        )  # fmt: skip
+        if bodies and inside <= less:
+            rewritten = self._with_bodies(rewritten, bodies)
+            if rewritten.bench.unplanned.temp <= room:
+                return True
+        budget = room + self.unplanned.fixed
+        candidate = rewritten.bench.try_once(budget, effort)
         return candidate is not None and candidate.memory.total <= budget
 
     def _plan_smallest(self, budget: int, effort: Effort) -> None:
-        """Plans the straight-line part of the smallest rewriting known."""
-        smallest = choose([site.choices for site in self.sites], lambda sizes: False)
-        try:
-            self._rewrite(smallest).bench.fit(budget, effort)
-        except BudgetError:
-            return
+        """Plans the straight line of the smallest rewriting."""
+        rewritten = self._smallest(effort)
+        if rewritten.bench.unplanned.total > budget:
+            with contextlib.suppress(BudgetError):
+                rewritten.bench.fit(budget, effort)
+
+    def _smallest(self, effort: Effort) -> Rewritten:
+        """The smallest variants with bodies planned as far as they go."""
+        variants = choose([site.choices for site in self.sites], lambda sizes: False)
+        rewritten = self._rewrite(variants)
+        bodies = self._plan_bodies(rewritten, _straight(rewritten.bench), effort)
+        if bodies:
+            planned = self._with_bodies(rewritten, bodies)
+            if planned.bench.unplanned.temp < rewritten.bench.unplanned.temp:
+                return planned
+        return rewritten
+
+    def _plan_bodies(
+        self, rewritten: Rewritten, room: int, effort: Effort
+    ) -> list[BodyPlan]:
+        bench = rewritten.bench
+        temp = bench.unplanned.temp
+        return plan_bodies(
+            bench.profile, bench.buffers, temp, room, self.step.platform, effort
+        )
+
+    def _with_bodies(
+        self, rewritten: Rewritten, bodies: Sequence[BodyPlan]
+    ) -> Rewritten:
+        for known in self.rewritten:
+            if known.plans == rewritten.plans and known.bodies == tuple(bodies):
+                return known
+        step = rewritten.bench.step
+        program = with_bodies(step.program, bodies, step.platform)
+        step = dataclasses.replace(step, program=program)
+        bench = Workbench(step, self.policy, self.cost_model, self.inplace)
+        found = Rewritten(rewritten.variants, rewritten.plans, tuple(bodies), bench)
+        self.rewritten.append(found)
+        return found
 
     def _choose(self, room: int) -> list[Variant]:
         return choose(
@@ -202,15 +272,14 @@ class LoopWorkbench:
         return int(alive.max()) + surplus
 
     def _rewrite(self, variants: Sequence[Variant]) -> Rewritten:
-        key = [(v.keeping.positions, v.chunk) for v in variants]
-        for known in self.rewritten:
-            if [(v.keeping.positions, v.chunk) for v in known.variants] == key:
-                return known
         plans = tuple(map(Site.loop_plan, self.sites, variants))
+        for known in self.rewritten:
+            if known.plans == plans and not known.bodies:
+                return known
         program = rewritten(self.step.program, plans, self.step.platform)
         step = dataclasses.replace(self.step, program=program)
         bench = Workbench(step, self.policy, self.cost_model, self.inplace)
-        found = Rewritten(tuple(variants), plans, bench)
+        found = Rewritten(tuple(variants), plans, (), bench)
         self.rewritten.append(found)
         return found
 
@@ -234,18 +303,26 @@ class LoopWorkbench:
 
     def _cost(self, candidate: Candidate) -> float:
         """Seconds by the cost model, comparable between rewritings."""
-        bench = self._bench_of(candidate)
-        variants = self._variants_of(candidate)
-        return (
-            self.baseline.cost
-            + sum(variant.cost for variant in variants)
-            + (candidate.cost - bench.baseline.cost)
-        )
+        bench, rewritten = self._bench_of(candidate), self._rewriting_of(candidate)
+        extra = rewritten.cost if rewritten else 0.0
+        return self.baseline.cost + extra + (candidate.cost - bench.baseline.cost)
 
-    def _variants_of(self, candidate: Candidate) -> tuple[Variant, ...]:
+    def _rewriting_of(self, candidate: Candidate) -> Rewritten | None:
         bench = self._bench_of(candidate)
-        return next((r.variants for r in self.rewritten if r.bench is bench), ())
+        return next((r for r in self.rewritten if r.bench is bench), None)
 
     def _infeasible(self, budget: int, effort: Effort) -> BudgetError:
         floor = self.floor(effort)
         return self._bench_of(floor).infeasible(budget, effort)
+
+
+def _straight(bench: Workbench) -> int:
+    """Most bytes alive outside of loops: no less is needed inside them."""
+    alive = live_bytes(bench.problem, bench.problem.program_order)
+    equations = bench.step.program.equations
+    outside = [
+        size
+        for size, unit in zip(alive, bench.profile.units, strict=True)
+        if not is_region(equations[unit.root])
+    ]
+    return max(outside, default=1)

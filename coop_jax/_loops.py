@@ -6,7 +6,7 @@ the loop instead, they start from a zero that the caller has tied to the loop's 
 The loop that XLA sees is otherwise the one `lax.scan` makes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,9 @@ from ._trace import Equation
 
 def stacks(equation: Equation) -> bool:
     """Whether the equation is a scan with stacked outputs that can be carried."""
-    if equation.primitive.name != "scan" or equation.params["length"] == 0:
+    if equation.instead is not None or equation.primitive.name != "scan":
+        return False
+    if equation.params["length"] == 0:
         return False
     return any(map(_is_numeric, _stacked(equation.params)))
 
@@ -69,6 +71,29 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
         *carry,
         *(next(rows) if is_carried else next(rest) for is_carried in carried),
     ]
+
+
+def scan_with(
+    equation: Equation, operands: Sequence[Any], body: Callable[..., list[Any]]
+) -> list[Any]:
+    """Runs the scan on `operands` with another body, flat operands -> flat results."""
+    params = equation.params
+    sizes = [len(part) for part in params["ft_in"].unpack()]
+    consts, init, xs = _split(operands, sizes)
+
+    def step(carry: list[Any], rows: list[Any]) -> Any:
+        outputs = body(*consts, *carry, *rows)
+        return outputs[: len(init)], outputs[len(init) :]
+
+    carry, rows = lax.scan(
+        step,
+        init,
+        xs,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *rows]
 
 
 def _stacked(params: dict[str, Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ._budget import format_bytes
 from ._hlo import OwnedBuffer
+from ._loop_report import BodyPlan, LoopPlan
 from ._measure import MemoryUse
 from ._origin import Origin
 from ._report.table import shortened, table_text
@@ -77,34 +78,6 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPlan:
-    """What becomes of a forward scan and the backward scan that reads its residuals.
-
-    Attributes:
-      place: number of the forward scan among the step's equations; inside another loop,
-        after the numbers of the loops around it.
-      name: the user's `file:line (function)`.
-      length: iterations.
-      chunk: iterations between the carries that are kept; 0 if each keeps its own row.
-      row: bytes kept per iteration (of a chunk).
-      size: bytes kept altogether.
-      written: bytes kept by the step as written.
-      recomputed: operations of one iteration that run again in the backward scan.
-      positions: per operation of both bodies, one after the other, where it runs.
-    """
-
-    place: tuple[int, ...]
-    name: str
-    length: int
-    chunk: int
-    row: int
-    size: int
-    written: int
-    recomputed: int
-    positions: tuple[tuple[int, ...], ...] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """A step that fits its budget.
 
@@ -126,6 +99,7 @@ class Plan:
       baseline_compile_seconds: the share of the unplanned step in that.
       equations: equations in the step.
       loops: what becomes of scans over layers.
+      bodies: the order in which bodies of loops run, where it is not the step's own.
       fingerprint: digest of program, budget and plan; equal on every host.
       warnings: what the user should know.
       floor: bytes of the smallest program that was compiled on the way.
@@ -152,6 +126,7 @@ class Plan:
     equations: int
     fingerprint: str
     loops: tuple[LoopPlan, ...] = ()
+    bodies: tuple[BodyPlan, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
     floor: int | None = None
     problem: Problem = field(default_factory=lambda: Problem((), ()), repr=False)
@@ -163,7 +138,7 @@ class Plan:
     @property
     def is_planned(self) -> bool:
         """False if the step fits as written and is left alone."""
-        return bool(self.positions or self.loops)
+        return bool(self.positions or self.loops or self.bodies)
 
     @property
     def schedule(self) -> Schedule:
@@ -285,7 +260,7 @@ class Plan:
         )  # fmt: skip
         rows += [(kind, self._counted(kind)) for kind in ("kept", "moved")]
         rows.append(("recomputed", self._recomputed()))
-        rows += [("loop", _loop(loop)) for loop in self.loops]
+        rows += [("loop", str(loop)) for loop in self.loops]
         in_place = [action for action in self.actions if action.is_in_place]
         rows.append(("in place", _values(in_place)))
         rows.append(
@@ -325,23 +300,16 @@ def fingerprint(
     budget: int | None,
     positions: Any,
     loops: Sequence[LoopPlan] = (),
+    bodies: Sequence[BodyPlan] = (),
 ) -> str:
     """Digest of what was planned; no seconds, no addresses."""
     shape = [astuple(op)[1:3] for op in problem.ops]
     sizes = [value.size for value in problem.values]
     text = repr((shape, sizes, problem.fixed, budget, positions))
-    if loops:
+    if loops or bodies:
         text += repr([(loop.place, loop.chunk, loop.positions) for loop in loops])
+        text += repr([(body.place, body.positions) for body in bodies])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _loop(loop: LoopPlan) -> str:
-    every = f"the carry of every {loop.chunk}th, then " if loop.chunk else ""
-    return (
-        f"{loop.length} iterations keep {every}{format_bytes(loop.row)} each, "
-        f"{format_bytes(loop.size)} for {format_bytes(loop.written)}; "
-        f"{loop.recomputed} operations run again"
-    )
 
 
 def _values(chosen: list[Action]) -> str:

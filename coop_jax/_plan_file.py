@@ -84,7 +84,7 @@ def from_text(text: str, name: str = "the text") -> Plan:
     except _Unreadable as error:
         raise refused([str(error)]) from None
     if (
-        fingerprint(plan.problem, plan.budget, plan.positions, plan.loops)
+        fingerprint(plan.problem, plan.budget, plan.positions, plan.loops, plan.bodies)
         != plan.fingerprint
     ):
         raise refused(

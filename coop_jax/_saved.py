@@ -18,6 +18,7 @@ from ._measure import memory_use
 from ._origin import differences, origin_of
 from ._plan import Plan
 from ._profile import profile, scope
+from ._regions import with_bodies
 from ._types import Problem
 
 
@@ -65,6 +66,7 @@ def restore(step: FlatStep, plan: Plan) -> Fitted:
 
 def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
     program = rewritten(step.program, plan.loops, step.platform)
+    program = with_bodies(program, plan.bodies, step.platform)
     if not plan.positions:
         return lambda *values: program.evaluate(values, scope)
     if plan.has_calls and (reason := why_unavailable(step.platform)) is not None:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ._loops import scan_with
 from ._scan_pairs import ScanPair, ScanParts
 from ._scan_plan import Keeping
 from ._scan_problem import BodyProblem
@@ -46,12 +47,13 @@ class Rewriting:
 def rewrite(
     program: Program,
     rewritings: Sequence[Rewriting],
-    bodies: Mapping[int, Program] | None = None,
+    bodies: Mapping[int, Callable[..., list[Any]]] | None = None,
 ) -> Program:
     """The program with these pairs rewritten.
 
     Args:
-      bodies: new bodies of scans, by equation.
+      bodies: new bodies of scans, by equation: flat operands of one iteration -> flat
+        results.
     """
     emissions = [_Emission(program, r) for r in rewritings]
     replaced: dict[int, Callable[[Mapping[Variable, Any]], list[Any]]] = {}
@@ -60,7 +62,7 @@ def rewrite(
         replaced[emission.pair.backward] = emission.backward
 
     for k, body in (bodies or {}).items():
-        replaced[k] = partial(_scan_with_body, program.equations[k], body)
+        replaced[k] = partial(_scan_with, program.equations[k], body)
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.arguments, values, strict=True))
@@ -86,27 +88,10 @@ def rewrite(
     return flatten(jax.make_jaxpr(run)(*structs), program.donated, merge=False)
 
 
-def _scan_with_body(
-    equation: Equation, body: Program, env: Mapping[Variable, Any]
+def _scan_with(
+    equation: Equation, body: Callable[..., list[Any]], env: Mapping[Variable, Any]
 ) -> list[Any]:
-    """The scan of the equation with another body for its own."""
-    operands = [read(env, atom) for atom in equation.inputs]
-    parts, params = ScanParts.of(equation), equation.params
-    consts = [operands[i] for i in parts.consts]
-
-    def step(carry: list[Any], rows: list[Any]) -> Any:
-        outputs = body.evaluate([*consts, *carry, *rows])
-        return outputs[: len(parts.carried)], outputs[len(parts.carried) :]
-
-    carry, rows = lax.scan(
-        step,
-        [operands[i] for i in parts.carry],
-        [operands[i] for i in parts.xs],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *rows]
+    return scan_with(equation, [read(env, atom) for atom in equation.inputs], body)
 
 
 @dataclass(frozen=True, slots=True)

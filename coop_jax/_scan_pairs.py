@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from ._cost import nbytes
-from ._trace import Equation, Joint, Literal, Program, Variable, flatten_joint
+from ._joint import Joint, flatten_joint
+from ._trace import Equation, Literal, Program, Variable
 from ._units import FUSIBLE, Graph
 
 

@@ -10,6 +10,7 @@ an op whose workspace is larger than all else, and the pool is that workspace pl
 bytes allowed.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from ._retention import Edit, Retention
 from ._search import Effort, Search
 from ._types import Op, OpId, Problem, Value
 
-_EFFORT = Effort(rounds=5, moves=2_000, time_limit=2.0)
+_EFFORT = Effort(rounds=0, moves=2_000)
+_NEAR_TRIES = 32
+_NEAR_SCALES = (0.4, 1.6)
 _UNITS = 1 << 40
 _MOST_CORNERS = 24
 
@@ -101,21 +104,40 @@ def keep_within(body: SeamProblem, known: Sequence[Keeping], row: int) -> Keepin
     below = next(keeping for keeping in known if keeping.row <= row)
     above = min((k for k in known if k.row > row), key=lambda k: k.row, default=below)
     found = [below]
-    for corner in (below, above):
+    for corner in (above, below, *_near(body, below, above)):
         state = Retention(body.problem)
         state.restore(corner.positions)
         search = Search(state, body.workspace + row, _EFFORT)
         if search.relieve():
             search.trim()
-            search.refine(_EFFORT)
             found.append(_keeping(body, state))
     return min(found, key=lambda keeping: (keeping.cost, keeping.row))
 
 
-def keep_at_price(body: SeamProblem, price: float) -> Keeping:
-    """The choice with the least cost at `price` seconds per byte of a row."""
+def _near(body: SeamProblem, below: Keeping, above: Keeping) -> list[Keeping]:
+    """Choices near the edge between two corners, best at slightly other sizes."""
+    if above.row <= below.row:
+        return []
+    rng = random.Random(0)
+    price = (below.cost - above.cost) / (above.row - below.row)
+    found = {}
+    for _ in range(_NEAR_TRIES):
+        scale = [rng.uniform(*_NEAR_SCALES) for _ in body.problem.values]
+        keeping = keep_at_price(body, price, scale)
+        found[keeping.positions] = keeping
+    return list(found.values())
+
+
+def keep_at_price(
+    body: SeamProblem, price: float, scale: Sequence[float] | None = None
+) -> Keeping:
+    """The choice with the least cost at `price` seconds per byte of a row.
+
+    Args:
+      scale: factors on the price, per value.
+    """
     problem, seam = body.problem, body.seam
-    repeated = _repeated(body, price)
+    repeated = _repeated(body, price, scale or [1.0] * len(problem.values))
     state = Retention(problem)
     first_read = _first_reads(problem, seam, repeated)
     log: list[Edit] = []
@@ -130,7 +152,9 @@ def _keeping(body: SeamProblem, state: Retention) -> Keeping:
     return Keeping(state.snapshot(), max(row, 0), state.cost)
 
 
-def _repeated(body: SeamProblem, price: float) -> set[OpId]:
+def _repeated(
+    body: SeamProblem, price: float, scale: Sequence[float]
+) -> set[OpId]:
     """Ops of the first half that run behind the seam, by a minimum cut."""
     problem, seam = body.problem, body.seam
     source, sink = 0, 1
@@ -148,8 +172,8 @@ def _repeated(body: SeamProblem, price: float) -> set[OpId]:
         capacity = round(cost) + 1 if op.is_recomputable else None
         network.add(op_node[k], sink, capacity)
         for v in op.outputs:
-            size = problem.values[v].size
-            network.add(value_node[v], op_node[k], round(price * size * unit))
+            carried = price * scale[v] * problem.values[v].size * unit
+            network.add(value_node[v], op_node[k], round(carried))
         for v in op.inputs:
             if v in value_node:
                 network.add(op_node[k], value_node[v], None)

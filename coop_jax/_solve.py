@@ -33,8 +33,9 @@ from ._origin import origin_of
 from ._plan import Plan, fingerprint
 from ._planner import Effort, Planned, Positions
 from ._policies import PLANNERS
-from ._profile import Profile, named_buffers, profile, scope
+from ._profile import Profile, named_buffers, profile
 from ._progress import stage
+from ._regions import evaluate
 from ._timing import with_measured_costs
 from ._types import Problem, Schedule
 from ._validate import live_bytes, live_ranges
@@ -95,9 +96,9 @@ class Workbench:
         stage(
             "compiling the step as written (%s equations)", len(step.program.equations)
         )
-        self._baseline_function = lambda *values: step.program.evaluate(values, scope)
+        self._baseline_function = lambda *values: evaluate(step.program, values)
         compiled, buffers = step.compile_with_buffers(self._baseline_function)
-        self._buffers = buffers
+        self.buffers = buffers
         self.compiles += 1
         self.compile_seconds = self.baseline_seconds = time.perf_counter() - start
         self.unplanned = memory_use(compiled)
@@ -197,7 +198,7 @@ class Workbench:
             problem=problem,
             arguments=list_arguments(self.step, problem),
             origin=origin_of(self.step),
-            baseline=named_buffers(self._buffers),
+            baseline=named_buffers(self.buffers),
             has_calls=bool(candidate.positions and candidate.profile.calls),
         )
 
@@ -217,7 +218,7 @@ class Workbench:
     def _profiled(self, inplace: bool = False) -> Profile:
         step, fixed = self.step, self.unplanned.fixed
         found = profile(
-            step.program, self._buffers, fixed, step.platform, inplace=inplace
+            step.program, self.buffers, fixed, step.platform, inplace=inplace
         )
         return with_measured_costs(found) if self.cost_model == "measured" else found
 

@@ -60,6 +60,7 @@ class Equation:
     Attributes:
       scope: the user's name stack at this equation.
       is_barrier: an `optimization_barrier`; output i is input i.
+      instead: what runs in its place, on the values of its inputs.
     """
 
     primitive: jexc.Primitive
@@ -71,6 +72,7 @@ class Equation:
     context: Any
     effects: Any
     is_barrier: bool = False
+    instead: Callable[..., list[Any]] | None = None
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -95,6 +97,8 @@ class Equation:
     def bind(self, *values: Any) -> list[Any]:
         """Re-traces the equation on new values."""
         with self.entered():
+            if self.instead is not None:
+                return self.instead(*values)
             params = self.primitive.get_bind_params(self.params)
             out = self.primitive.bind(*values, **params)
         return list(out) if self.primitive.multiple_results else [out]
@@ -158,12 +162,12 @@ def flatten(closed: Any, donated: Sequence[bool], merge: bool = True) -> Program
       donated: per flat argument, whether it is donated.
       merge: False leaves equal equations apart.
     """
-    builder = _Builder(merge)
+    builder = Builder(merge)
     arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
     constants = [builder.constant(c) for c in closed.consts]
     top = source_info_util.new_name_stack()
     outputs = builder.inline(closed.jaxpr, constants, arguments, top, None)
-    equations = _drop_dead(builder.equations, outputs)
+    equations = drop_dead(builder.equations, outputs)
     return Program(
         arguments,
         tuple(builder.constants),
@@ -174,70 +178,7 @@ def flatten(closed: Any, donated: Sequence[bool], merge: bool = True) -> Program
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Joint:
-    """Two bodies as one program, equal equations of both merged.
-
-    Attributes:
-      program: the first body's equations, then the second's.
-      boundary: number of equations of the first.
-      results: number of outputs that are the first's.
-      operands: per operand of the second equation, its variable in `program`, or the
-        literal that it is.
-    """
-
-    program: Program
-    boundary: int
-    results: int
-    operands: tuple[Atom, ...]
-
-
-def flatten_joint(
-    first: Equation, second: Equation, same: dict[int, tuple[str, int]]
-) -> Joint:
-    """Flattens the bodies of two scans, one after the other.
-
-    Args:
-      first, second: scan equations.
-      same: operands of the second body that are ("input", i) operand `i` of the first
-        body or ("output", i) its result `i`.
-    """
-    builder = _Builder()
-    top = source_info_util.new_name_stack()
-
-    def body(equation: Equation, operands: Sequence[Atom]) -> list[Atom]:
-        closed = equation.params["jaxpr"]
-        consts = [builder.constant(c) for c in closed.consts]
-        return builder.inline(closed.jaxpr, consts, operands, top, equation.source)
-
-    ours = [builder.new(v.aval) for v in first.params["jaxpr"].jaxpr.invars]
-    results = body(first, ours)
-    boundary = len(builder.equations)
-    theirs: list[Atom] = []
-    own: list[Variable] = []
-    for i, v in enumerate(second.params["jaxpr"].jaxpr.invars):
-        kind, place = same.get(i, ("own", 0))
-        if kind == "own":
-            own.append(builder.new(v.aval))
-        theirs.append({"input": ours, "output": results}[kind][place]
-                      if kind != "own" else own[-1])  # fmt: skip
-    outputs = [*results, *body(second, theirs)]
-    equations = _drop_dead(builder.equations, outputs)
-    kept = set(map(id, equations))
-    boundary = sum(id(e) in kept for e in builder.equations[:boundary])
-    arguments = (*ours, *own)
-    program = Program(
-        arguments,
-        tuple(builder.constants),
-        tuple(equations),
-        tuple(outputs),
-        tuple(builder.avals),
-        (False,) * len(arguments),
-    )
-    return Joint(program, boundary, len(results), tuple(theirs))
-
-
-class _Builder:
+class Builder:
     """Collects flat equations while walking nested jaxprs."""
 
     def __init__(self, merge: bool = True) -> None:
@@ -384,7 +325,7 @@ def _by_name(item: tuple[str, Any]) -> str:
     return item[0]
 
 
-def _drop_dead(equations: list[Equation], outputs: Sequence[Atom]) -> list[Equation]:
+def drop_dead(equations: list[Equation], outputs: Sequence[Atom]) -> list[Equation]:
     """Keeps effects and what the outputs need. Barriers keep only their live pairs."""
     live = {atom for atom in outputs if not isinstance(atom, Literal)}
     kept = []

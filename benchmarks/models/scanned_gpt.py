@@ -32,7 +32,7 @@ class Config:
 
 
 SIZES = {
-    "small": Config(24, 128, 4, 128, 4, 1024),
+    "small": Config(24, 128, 4, 128, 16, 1024),
     "paper": Config(24, 1024, 16, 1024, 8, 50257, jnp.bfloat16),
 }
 
