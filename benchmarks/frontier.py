@@ -7,7 +7,7 @@ For every model: the step as it is; every block under `jax.checkpoint` with each
 policy; and `coop_jax` at exactly the bytes each policy measured, at shares of the bytes
 of the step as it is, with a half and a third of its temporary bytes, and at the
 smallest it reaches; with `--sweep 20`, at as many budgets from the first to there.
-Budgets of one model share a `Workbench`, so that a later budget profits from the
+Budgets of one model share a workbench, so that a later budget profits from the
 programs compiled for the earlier ones; `--cold` gives each its own, as a single call of
 `coop_jax.remat` has. `--read` judges rows that earlier runs wrote, together.
 
@@ -27,9 +27,9 @@ import jax
 import coop_jax
 from coop_jax._compile import FlatStep, flat_step
 from coop_jax._cost import program_flops
+from coop_jax._loop_solve import LoopWorkbench
 from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planner import Effort
-from coop_jax._solve import Workbench
 
 from . import float64, frontier_bars, frontier_report, frontier_rows, h200
 from .frontier_rows import (
@@ -43,7 +43,7 @@ from .frontier_rows import (
     relative,
     sweep_label,
 )
-from .models import MODELS, POLICIES, TrainingStep, build
+from .models import MODELS, POLICIES, SCANNED, TrainingStep, build
 from .paired_times import copies, paired_times
 
 _SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
@@ -58,7 +58,7 @@ class Settings:
       shares: budgets as shares of the bytes of the step as it is.
       repeats: rounds of timing; 0 for none.
       has_error: whether to compare with the float64 step.
-      is_cold: a fresh `Workbench` for every budget.
+      is_cold: a fresh workbench for every budget.
       sweep: budgets in a sweep from the bytes of the step as it is to the smallest.
       time_limit: seconds of refinement per plan.
     """
@@ -159,8 +159,8 @@ class _Sweep:
         )  # fmt: skip
         self._add(row, compiled)
 
-    def _add_flat(self) -> Workbench:
-        bench = Workbench(self.step)
+    def _add_flat(self) -> LoopWorkbench:
+        bench = LoopWorkbench(self.step)
         row = self._row(
             FLAT, "", bench.baseline.compiled, counted_flops=1.0, estimated_time=1.0,
             plan_seconds=bench.plan_seconds, compile_seconds=bench.baseline_seconds,
@@ -173,7 +173,7 @@ class _Sweep:
         """Adds a row; returns the bytes measured, None if they were not reached."""
         bench, spent = self.bench, _Spent(self.bench)
         if self.settings.is_cold:
-            bench = Workbench(self.step)
+            bench = LoopWorkbench(self.step)
             spent = _Spent()
         try:
             if budget is None:
@@ -198,7 +198,9 @@ class _Sweep:
 
     def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:
         memory = memory_use(compiled)
-        flops = _xla_flops(compiled)
+        # XLA counts one iteration of a loop.
+        is_counted = self.model.name in SCANNED
+        flops = None if is_counted else _xla_flops(compiled)
         return Row(
             self.model.name,
             program,
@@ -240,12 +242,12 @@ class _Sweep:
 class _Spent:
     """What a workbench had spent before a row."""
 
-    def __init__(self, bench: Workbench | None = None):
+    def __init__(self, bench: LoopWorkbench | None = None):
         self._plan = bench.plan_seconds if bench else 0.0
         self._compile = bench.compile_seconds if bench else 0.0
         self._compiles = bench.compiles if bench else 0
 
-    def until(self, bench: Workbench) -> dict[str, Any]:
+    def until(self, bench: LoopWorkbench) -> dict[str, Any]:
         return {
             "plan_seconds": bench.plan_seconds - self._plan,
             "compile_seconds": bench.compile_seconds - self._compile,
@@ -297,7 +299,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.frontier", description=(__doc__ or "").split("\n")[0]
     )
     option = parser.add_argument
-    option("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    option("--model", nargs="+", choices=(*MODELS, *SCANNED), default=list(MODELS))
     option("--size", choices=("small", "paper"), default="small")
     option("--backend", choices=("cpu", "h200"), default="cpu")
     option("--json", metavar="FILE", help="write the rows here as well")

@@ -14,6 +14,7 @@ step without pairs is left to its `Workbench`.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,11 +32,11 @@ from ._origin import origin_of
 from ._plan import Plan, fingerprint
 from ._planner import Effort
 from ._progress import stage
-from ._regions import is_region, plan_bodies, with_bodies
+from ._regions import is_region, plan_bodies, tie_bodies, with_bodies
 from ._solve import Candidate, Workbench
 from ._validate import live_bytes
 
-_MOST_REWRITES = 3
+_MOST_COMPILES = 6
 _WORTH_LOOSENING = 0.03
 
 
@@ -131,7 +132,7 @@ class LoopWorkbench:
             fitting = self._fitting(budget)
         if not fitting:
             raise self._infeasible(budget, effort)
-        return min(fitting, key=lambda c: (self._cost(c), c.memory.total))
+        return min(fitting, key=self._rank)
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
@@ -172,47 +173,71 @@ class LoopWorkbench:
 
     def _approach(self, room: int, effort: Effort) -> None:
         aim, has_loosened = room, False
-        for _ in range(_MOST_REWRITES):
-            variants = self._choose(aim)
+        while self.compiles < _MOST_COMPILES:
             known = len(self.rewritten)
-            rewritten = self._rewrite(variants)
+            rewritten = self._rewrite(self._choose(aim))
             if len(self.rewritten) == known:
                 return
-            over = rewritten.bench.unplanned.temp - room
-            if over > 0:
-                if self._squeeze(rewritten, aim - over, room, effort):
-                    return
-                aim -= over + room // 200
-            elif -over > _WORTH_LOOSENING * room and not has_loosened:
+            temp = self._squeeze(rewritten, room, effort)
+            sizes = [v.size for v in rewritten.variants]
+            if temp > room:
+                aim = min(aim, self._predict(sizes)) - (temp - room) - room // 200
+            elif room - temp > _WORTH_LOOSENING * room and not has_loosened:
                 if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
                 has_loosened = True
-                aim += int(-over * 0.9)
+                aim = self._predict(sizes) + int(0.9 * (room - temp))
             else:
                 return
 
-    def _squeeze(
-        self, rewritten: Rewritten, aim: int, room: int, effort: Effort
-    ) -> bool:
-        """Plans bodies and the straight line, if that is cheaper than keeping less.
+    def _squeeze(self, rewritten: Rewritten, room: int, effort: Effort) -> int:
+        """Brings a rewritten step within the room without keeping less between scans.
 
-        Args:
-          aim: what the variants would have to be chosen for instead.
+        Holding the bodies of loops to their order is free. Recomputing inside them, and
+        in the straight line, is done if it is cheaper than keeping less.
+
+        Returns:
+          Bytes of temporaries reached.
         """
-        less = sum(v.cost for v in self._choose(aim)) - rewritten.cost
-        bodies = self._plan_bodies(rewritten, room, effort)
-        inside = sum(b.cost for b in bodies)
+        temp = rewritten.bench.unplanned.temp
+        if temp <= room:
+            return temp
+        base = rewritten
+        ties = tie_bodies(
+            base.bench.profile, base.bench.buffers, temp, room, self.step.platform
+        )
+        if ties:
+            tied = self._with_bodies(base, ties)
+            if tied.bench.unplanned.temp < temp:
+                rewritten, temp = tied, tied.bench.unplanned.temp
+        if temp <= room:
+            return temp
+        bodies = self._plan_bodies(base, temp, room, effort)
+        inside = sum(body.cost for body in bodies)
+        less = self._cost_of_less(base, temp - room)
         stage(
-            "over by %s bytes: planning %s loops inside costs %.3g s, keeping less %.3g",
-            f"{rewritten.bench.unplanned.temp - room:,}", len(bodies), inside, less,
-        )  # fmt: skip
+            "over by %s bytes: planning loops inside costs %.3g s, keeping less %.3g s",
+            f"{temp - room:,}",
+            inside,
+            less,
+        )
         if bodies and inside <= less:
-            rewritten = self._with_bodies(rewritten, bodies)
-            if rewritten.bench.unplanned.temp <= room:
-                return True
-        budget = room + self.unplanned.fixed
-        candidate = rewritten.bench.try_once(budget, effort)
-        return candidate is not None and candidate.memory.total <= budget
+            planned = self._with_bodies(base, bodies)
+            if planned.bench.unplanned.temp < temp:
+                rewritten, temp = planned, planned.bench.unplanned.temp
+        if temp > room:
+            budget = room + self.unplanned.fixed
+            candidate = rewritten.bench.try_once(budget, effort)
+            temp = min(temp, candidate.memory.temp) if candidate else temp
+        return temp
+
+    def _cost_of_less(self, rewritten: Rewritten, over: int) -> float:
+        """Seconds it takes to keep `over` bytes less between the scans."""
+        aim = self._predict([v.size for v in rewritten.variants]) - over
+        variants = self._choose(aim)
+        if self._predict([v.size for v in variants]) > aim:
+            return math.inf
+        return sum(v.cost for v in variants) - rewritten.cost
 
     def _plan_smallest(self, budget: int, effort: Effort) -> None:
         """Plans the straight line of the smallest rewriting."""
@@ -225,7 +250,9 @@ class LoopWorkbench:
         """The smallest variants with bodies planned as far as they go."""
         variants = choose([site.choices for site in self.sites], lambda sizes: False)
         rewritten = self._rewrite(variants)
-        bodies = self._plan_bodies(rewritten, _straight(rewritten.bench), effort)
+        bench = rewritten.bench
+        temp = bench.unplanned.temp
+        bodies = self._plan_bodies(rewritten, temp, _straight(bench), effort)
         if bodies:
             planned = self._with_bodies(rewritten, bodies)
             if planned.bench.unplanned.temp < rewritten.bench.unplanned.temp:
@@ -233,10 +260,9 @@ class LoopWorkbench:
         return rewritten
 
     def _plan_bodies(
-        self, rewritten: Rewritten, room: int, effort: Effort
+        self, rewritten: Rewritten, temp: int, room: int, effort: Effort
     ) -> list[BodyPlan]:
         bench = rewritten.bench
-        temp = bench.unplanned.temp
         return plan_bodies(
             bench.profile, bench.buffers, temp, room, self.step.platform, effort
         )
@@ -306,6 +332,12 @@ class LoopWorkbench:
         bench, rewritten = self._bench_of(candidate), self._rewriting_of(candidate)
         extra = rewritten.cost if rewritten else 0.0
         return self.baseline.cost + extra + (candidate.cost - bench.baseline.cost)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, bool, int]:
+        """Cheaper first; of equals, loops that XLA may order as it likes."""
+        rewritten = self._rewriting_of(candidate)
+        is_tied = bool(rewritten and rewritten.bodies)
+        return self._cost(candidate), is_tied, candidate.memory.total
 
     def _rewriting_of(self, candidate: Candidate) -> Rewritten | None:
         bench = self._bench_of(candidate)

@@ -92,6 +92,45 @@ def plan_bodies(
     return planner.plans
 
 
+def tie_bodies(
+    found: Profile,
+    buffers: Sequence[OwnedBuffer],
+    temp: int,
+    room: int,
+    platform: str,
+) -> list[BodyPlan]:
+    """Holds the bodies of loops that are over the room to their own order.
+
+    XLA is free to start all that a body computes anew before it needs it; in order, a
+    body takes less at no cost.
+    """
+    surplus = max(0, temp - _packed(found.problem))
+    return _tied(found, _by_place(buffers), (), room - surplus, platform)
+
+
+def _tied(
+    found: Profile,
+    buffers: Mapping[Place, Sequence[OwnedBuffer]],
+    around: Place,
+    allowed: int,
+    platform: str,
+) -> list[BodyPlan]:
+    plans: list[BodyPlan] = []
+    alive = live_bytes(found.problem, found.problem.program_order)
+    for op, unit in enumerate(found.units):
+        equation = found.program.equations[unit.root]
+        if alive[op] <= allowed or not is_region(equation):
+            continue
+        place = (*around, unit.root)
+        own = _named(buffers, place)
+        inside = profile(body_of(equation), own, 0, platform)
+        order = tuple((k,) for k in inside.problem.program_order)
+        plans.append(BodyPlan(place, order, 0.0, own))
+        # What the outer loop holds beside its working set is in its operands.
+        plans += _tied(inside, buffers, place, 0, platform)
+    return plans
+
+
 def with_bodies(program: Program, plans: Sequence[BodyPlan], platform: str) -> Program:
     """The program with the bodies of loops in planned order."""
     if not plans:

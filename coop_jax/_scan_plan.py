@@ -152,9 +152,7 @@ def _keeping(body: SeamProblem, state: Retention) -> Keeping:
     return Keeping(state.snapshot(), max(row, 0), state.cost)
 
 
-def _repeated(
-    body: SeamProblem, price: float, scale: Sequence[float]
-) -> set[OpId]:
+def _repeated(body: SeamProblem, price: float, scale: Sequence[float]) -> set[OpId]:
     """Ops of the first half that run behind the seam, by a minimum cut."""
     problem, seam = body.problem, body.seam
     source, sink = 0, 1
