@@ -15,6 +15,9 @@ record(step, *args, path=...)   a trace, for `python -m coop_jax.simulate`
 BudgetError, PlanError          no such program; a plan that cannot be used
 """
 
+from ._version import __version__ as __version__
+
+# isort: split
 from ._batch import LargestBatch as LargestBatch
 from ._batch import largest_batch as largest_batch
 from ._errors import BudgetError as BudgetError
@@ -26,9 +29,9 @@ from ._measure import MemoryUse as MemoryUse
 from ._measure import measure as measure
 from ._plan import Action as Action
 from ._plan import Argument as Argument
+from ._plan import LoopPlan as LoopPlan
 from ._plan import Plan as Plan
 from ._plan_file import load_plan as load_plan
 from ._record import record as record
 from ._remat import Rematerialized as Rematerialized
 from ._remat import remat as remat
-from ._version import __version__ as __version__

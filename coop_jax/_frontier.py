@@ -13,12 +13,12 @@ from ._cache import write_whole
 from ._compile import FlatStep, flat_step
 from ._cost import program_flops
 from ._errors import BudgetError
+from ._loop_solve import LoopWorkbench
 from ._measure import MemoryUse, measure
 from ._plan import Plan
 from ._progress import shown, stage
 from ._remat import Rematerialized, remat, trace_step
 from ._report.curve import csv_text, draw_curve, knee_of
-from ._solve import Workbench
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def frontier(
     request = planned._request
     with shown(request.progress):
         flat = flat_step(*trace_step(planned._jitted, args, {}))
-        bench = Workbench(flat, request.policy, request.cost_model)
+        bench = LoopWorkbench(flat, request.policy, request.cost_model, request.inplace)
         if budgets is None:
             sizes: list[int | None] = _between(
                 bench, bench.floor(request.effort), points
@@ -156,13 +156,13 @@ def frontier(
     return Frontier(plans, plans[-1].measured.total, infeasible, tuple(others))
 
 
-def _between(bench: Workbench, floor: Any, points: int) -> list[int | None]:
+def _between(bench: LoopWorkbench, floor: Any, points: int) -> list[int | None]:
     top, bottom = bench.unplanned.total, floor.memory.total
     return [top - (top - bottom) * i // (points - 1) for i in range(points)]
 
 
 def _explore(
-    bench: Workbench, sizes: Sequence[int | None], effort: Any
+    bench: LoopWorkbench, sizes: Sequence[int | None], effort: Any
 ) -> tuple[int, ...]:
     """Fills the bench with programs for these budgets; returns those out of reach."""
     missed = []
@@ -178,17 +178,14 @@ def _explore(
     return tuple(missed)
 
 
-def _best(bench: Workbench, sizes: Sequence[int | None]) -> tuple[Plan, ...]:
-    """For each budget the cheapest program of all that were compiled, each once."""
-    everything = [bench.baseline, *bench.candidates]
-    wanted = [bench.unplanned.total, *(size for size in sizes if size is not None)]
-    if None in sizes:
-        wanted.append(min(c.memory.total for c in everything))
-    chosen: dict[int, tuple[Any, int]] = {}
+def _best(bench: LoopWorkbench, sizes: Sequence[int | None]) -> tuple[Plan, ...]:
+    """The step as written, and per budget the cheapest of all programs compiled."""
+    floor = bench.smallest.memory.total
+    wanted = [size for size in sizes if size is not None] + [floor] * (None in sizes)
+    chosen = {id(bench.baseline): (bench.baseline, bench.unplanned.total)}
     for size in sorted(wanted, reverse=True):
-        fitting = [c for c in everything if c.memory.total <= size]
-        if fitting:
-            best = min(fitting, key=lambda c: (c.cost, c.memory.total))
+        best = bench.best(size)
+        if best is not None:
             chosen.setdefault(id(best), (best, size))
     found = sorted(chosen.values(), key=lambda item: -item[0].memory.total)
     return tuple(bench.describe(best, size) for best, size in found)

@@ -139,7 +139,7 @@ class LoopWorkbench:
         if not self.sites:
             return self.plain.floor(effort)
         self._smallest(effort).bench.floor(effort)
-        return min(self._candidates(), key=lambda c: c.memory.total)
+        return self.smallest
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
@@ -165,9 +165,19 @@ class LoopWorkbench:
             fingerprint=fingerprint(
                 plan.problem, budget, plan.positions, loops, bodies
             ),
-            floor=min(c.memory.total for c in self._candidates()),
+            floor=self.smallest.memory.total,
             origin=origin_of(self.step),
         )
+
+    @property
+    def smallest(self) -> Candidate:
+        """The smallest program compiled so far."""
+        return min(self._candidates(), key=lambda c: c.memory.total)
+
+    def best(self, budget: int) -> Candidate | None:
+        """The cheapest program compiled so far that measures at most `budget` bytes."""
+        fitting = self._fitting(budget)
+        return min(fitting, key=lambda c: (self._cost(c), c.memory.total), default=None)
 
     # The loop
 

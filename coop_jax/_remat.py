@@ -1,6 +1,8 @@
 """`coop_jax.remat`: the function users call."""
 
+import difflib
 import functools
+import inspect
 import itertools
 import os
 from collections.abc import Callable
@@ -20,6 +22,13 @@ from ._policies import PLANNERS
 from ._saved import Fitted
 
 COST_MODELS = ("roofline", "measured")
+
+_JIT_OPTIONS = tuple(inspect.signature(jax.jit).parameters)[1:]
+_TRACING = (
+    "coop_jax: the step is traced as `jax.jit` does, and that failed. Make "
+    "`jax.jit(step)(*args)` work first; what decides control flow in Python belongs in "
+    "`static_argnums`."
+)
 
 
 @overload
@@ -99,6 +108,7 @@ def remat(
     """
     asked = parse_budget(budget)
     _check_options(asked, policy, cost_model, time_limit, inplace, plan)
+    _check_jit_options(jit_options)
     if fun is None:
         return functools.partial(
             remat,
@@ -163,6 +173,17 @@ def _check_options(
         )
 
 
+def _check_jit_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in _JIT_OPTIONS:
+            known = [*(remat.__kwdefaults__ or ()), *_JIT_OPTIONS]
+            near = difflib.get_close_matches(name, known, 1)
+            meant = (
+                f"Did you mean `{near[0]}`?" if near else "See `help(coop_jax.remat)`."
+            )
+            raise TypeError(f"`coop_jax.remat` has no option `{name}`. {meant}")
+
+
 class Rematerialized:
     """A training step under a memory budget; made by `coop_jax.remat`."""
 
@@ -179,7 +200,7 @@ class Rematerialized:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = _call_traced(fitted, leaves)
         else:
-            flat = fitted.compiled(*leaves)
+            flat = _run(fitted, leaves)
         return jax.tree.unflatten(traced.out_tree, flat)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -215,13 +236,30 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
             "`coop_jax.remat` rewrites what XLA compiles, and `jax_disable_jit` is "
             "on. Call the step itself to debug it."
         )
-    traced = jitted.trace(*args, **kwargs)
+    try:
+        traced = jitted.trace(*args, **kwargs)
+    except Exception as error:
+        error.add_note(_TRACING)
+        raise
     if not hasattr(traced, "args_info"):
         raise TypeError(
             f"{type(jitted).__name__} is not a function of `jax.jit`. Pass "
             "the function beneath it, with its state split into arrays."
         )
     return traced, _dynamic_leaves(traced, args, kwargs)
+
+
+def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:
+    try:
+        return fitted.compiled(*leaves)
+    except jax.errors.JaxRuntimeError as error:
+        donated = [leaves[i] for i in fitted.step.donated]
+        if len({id(leaf) for leaf in donated}) < len(donated):
+            error.add_note(
+                "coop_jax: one array is passed in two places of donated arguments, and "
+                "its bytes can be given away once. Copy it (`jnp.copy`) in one place."
+            )
+        raise
 
 
 def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 import coop_jax
-from tests.small_step import SHAPES, make_args, train_step
+from tests.small_step import OPTIONS, SHAPES, make_args, train_step
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +12,7 @@ def curve() -> coop_jax.Frontier:
         return train_step(*args)
 
     return coop_jax.frontier(
-        train_step, *SHAPES, points=4, compare={"same": undonated}, donate_argnums=0
+        train_step, *SHAPES, points=4, compare={"same": undonated}, **OPTIONS
     )
 
 
@@ -31,7 +31,7 @@ def test_a_frontier_falls_in_bytes_and_rises_in_time(curve) -> None:
 
 def test_a_plan_of_a_frontier_runs(curve) -> None:
     plan = curve.plans[-1]
-    step = coop_jax.remat(train_step, plan=plan, donate_argnums=0)
+    step = coop_jax.remat(train_step, plan=plan, **OPTIONS)
     assert coop_jax.measure(step, *SHAPES) == plan.measured
 
 
@@ -49,23 +49,23 @@ def test_a_frontier_is_written_as_picture_and_table(curve, tmp_path) -> None:
 
 def test_budgets_out_of_reach_are_listed() -> None:
     curve = coop_jax.frontier(
-        train_step, *SHAPES, budgets=[1.0, "min", 1000], donate_argnums=0
+        train_step, *SHAPES, budgets=[1.0, "min", 1000], **OPTIONS
     )
     assert curve.infeasible == (1000,)
     assert curve.floor == curve.plans[-1].measured.total
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    step = coop_jax.remat(train_step, "400kB", donate_argnums=0)
+    step = coop_jax.remat(train_step, "400kB", **OPTIONS)
     found = coop_jax.largest_batch(
-        make_args, train_step, "400kB", multiple_of=64, donate_argnums=0
+        make_args, train_step, "400kB", multiple_of=64, **OPTIONS
     )
     assert found.plan.measured.total <= 400_000
     assert found.size % 64 == 0
     with pytest.raises(coop_jax.BudgetError):
         step.plan(*make_args(found.size + 64))
     capped = coop_jax.largest_batch(
-        make_args, train_step, "1GB", multiple_of=64, most=200, donate_argnums=0
+        make_args, train_step, "1GB", multiple_of=64, most=200, **OPTIONS
     )
     assert capped.size == 192
 

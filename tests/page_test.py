@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coop_jax._budget import format_bytes
 from coop_jax._report.timeline import after
 from tests.small_step import small_plan
 
@@ -76,7 +77,7 @@ def test_pointing_at_a_step_tells_what_is_alive(page) -> None:
     step = int(tip.split()[1].rstrip(":"))
     timeline = after(small_plan())
     assert timeline.steps[step].partition(" at ")[0] in tip
-    assert f"{timeline.live()[step] / 1024:.1f} KiB alive" in tip
+    assert f"{format_bytes(int(timeline.live()[step]))} alive" in tip
     assert "largest:" in tip
 
 

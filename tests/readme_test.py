@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import coop_jax
+
 ROOT = Path(__file__).absolute().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -30,7 +32,14 @@ def test_the_pages_are_found() -> None:
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if _BLOCK.search(p.read_text())], ids=lambda p: p.name
 )
-def test_the_python_of_a_page_runs_in_order(page: Path) -> None:
+def test_the_python_of_a_page_runs_in_order(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pages write plans and pictures
+    # Refinement makes plans cheaper, which is not what pages are about.
+    defaults = coop_jax.remat.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "time_limit", 0.5)
     namespace: dict[str, object] = {"__name__": page.stem}
     for source in blocks(page):
         exec(compile(source, page, "exec"), namespace)

@@ -10,7 +10,7 @@ import pytest
 import coop_jax
 from coop_jax._report.text import timeline_text
 from coop_jax._report.timeline import after
-from tests.small_step import SHAPES, small_plan, train_step
+from tests.small_step import OPTIONS, SHAPES, small_plan, train_step
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
@@ -28,7 +28,7 @@ def test_images_are_of_the_kind_the_suffix_says(tmp_path, suffix, start) -> None
 
 
 def test_a_step_left_as_written_is_drawn_too(tmp_path) -> None:
-    plan = coop_jax.remat(train_step, 1.0, donate_argnums=0).plan(*SHAPES)
+    plan = coop_jax.remat(train_step, 1.0, **OPTIONS).plan(*SHAPES)
     for name in ("plan.png", "plan.html"):
         plan.plot(tmp_path / name)
     assert "# planned" in timeline_text(plan)
@@ -69,7 +69,7 @@ def test_the_trace_has_slices_in_order_and_counters(tmp_path) -> None:
 
 def test_an_infeasible_budget_is_explained() -> None:
     with pytest.raises(coop_jax.BudgetError) as caught:
-        coop_jax.remat(train_step, "150kB", donate_argnums=0).plan(*SHAPES)
+        coop_jax.remat(train_step, "150kB", **OPTIONS).plan(*SHAPES)
     plan = caught.value.plan
     assert plan.measured.total == caught.value.floor
     text = plan.explain()

@@ -92,7 +92,7 @@ def _mark(axes: Any, frontier: "Frontier") -> None:
     """The knee, the step as written, and what lies below the floor."""
     knee, floor = frontier.knee, frontier.floor / MIB
     low = 0.9 * min([floor, *(o.memory.total / MIB for o in frontier.compared)])
-    axes.axvspan(low, floor, color="none", hatch="//", ec="0.8", lw=0)
+    axes.axvspan(low, floor, facecolor="none", edgecolor="0.8", hatch="//", lw=0)
     axes.axvline(floor, color="0.5", lw=1)
     axes.annotate("floor", (floor, 1), xycoords=("data", "axes fraction"), va="top",
                   ha="right", xytext=(-3, -3), textcoords="offset points",

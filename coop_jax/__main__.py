@@ -1,0 +1,5 @@
+"""`python -m coop_jax`: the same as `coop-jax`."""
+
+from ._cli import main
+
+raise SystemExit(main())
