@@ -100,11 +100,12 @@ def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
     search = Search(state, state.peak(), effort)
     best = search.reach(program_order(problem))
     low, pool = _least(problem), _FIRST_SHARE * best.peak
+    moves = max(effort.moves // 2, min(8 * len(problem.ops), 2 * effort.moves))
     for _ in range(_ATTEMPTS):
         search.pool = max(int(pool), low)
         reached = best
         for start in (best.positions, program_order(problem)):
-            search.moves_left = effort.moves // 2
+            search.moves_left = moves
             reached = search.reach(start)
             if reached.fits:
                 break
@@ -116,7 +117,7 @@ def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
             break
         pool = math.sqrt(low * best.peak)
     search.pool = best.peak
-    search.moves_left = effort.moves // 3
+    search.moves_left = moves // 2
     state.restore(best.positions)
     search.refine(effort)
     return search.result(fits=True)
