@@ -10,7 +10,7 @@ import functools
 import pathlib
 import tempfile
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -67,18 +67,25 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
 
+_NAMELESS = 8
+"""Instructions without a name that may lie between one and its name."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnedBuffer:
     """Bytes that XLA assigned to the result of one instruction.
 
     Attributes:
-      op_name: name scopes of the equation behind the instruction.
+      op_name: name scopes of the equation behind the instruction, or of the one that
+        reads it if XLA made it up; empty if `origin` is "constants".
       opcode: HLO opcode.
       size: bytes.
       allocation: number of the allocation it lies in.
       offset: bytes from the allocation's start.
       is_temporary: in the temporary block, neither argument nor output.
+      origin: "equation": the result of that equation. "reader": XLA made it up for that
+        equation to read (a copy of an argument in another layout). "constants": XLA
+        made it up from constants alone; no order keeps it from living all the time.
     """
 
     op_name: str
@@ -87,6 +94,7 @@ class OwnedBuffer:
     allocation: int
     offset: int
     is_temporary: bool
+    origin: Literal["equation", "reader", "constants"] = "equation"
 
 
 def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
@@ -111,14 +119,20 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
             instruction = instructions.get(defined.instruction_id)
             if instruction is None or instruction.opcode in _NOT_WRITTEN:
                 continue
+            name, origin = names.of(instruction, list(defined.shape_index)), "equation"
+            if not name and names.is_from_constants(instruction):
+                origin = "constants"
+            elif not name:
+                name, origin = names.of_reader(instruction), "reader"
             found.append(
                 OwnedBuffer(
-                    names.of(instruction, list(defined.shape_index)),
+                    name,
                     instruction.opcode,
                     part.size,
                     allocation.index,
                     part.offset,
                     is_temporary,
+                    origin,
                 )
             )
     return found
@@ -145,6 +159,11 @@ class _Names:
     def __init__(self, module: Any, instructions: dict[int, Any]) -> None:
         self._instructions = instructions
         self._roots = {c.id: c.root_id for c in module.computations}
+        self._readers = {
+            operand: reader
+            for reader in reversed(instructions.values())
+            for operand in reader.operand_ids
+        }
 
     def of(self, instruction: Any, shape_index: list[int]) -> str:
         """A fusion is named after what computes this result inside it."""
@@ -156,9 +175,30 @@ class _Names:
             root = self._instructions[root.operand_ids[shape_index[0]]]
         return root.metadata.op_name or self._of_operand(root) or own
 
+    def is_from_constants(self, instruction: Any) -> bool:
+        """Whether nothing but constants goes into an instruction."""
+        todo, seen = [instruction.id], set()
+        while todo and len(seen) <= _NAMELESS:
+            at = self._instructions[todo.pop()]
+            if at.opcode in ("parameter", "while", "call", "conditional"):
+                return False
+            seen.add(at.id)
+            todo += at.operand_ids
+        return not todo
+
+    def of_reader(self, instruction: Any) -> str:
+        """The name of what first reads the result, through what has no name."""
+        for _ in range(_NAMELESS):
+            instruction = self._readers.get(instruction.id)
+            if instruction is None:
+                break
+            if name := self.of(instruction, []):
+                return name
+        return ""
+
     def _of_operand(self, instruction: Any) -> str:
         """Copies, bitcasts and the like carry the name of what they copy."""
-        for _ in range(8):
+        for _ in range(_NAMELESS):
             if not instruction.operand_ids:
                 break
             instruction = self._instructions[instruction.operand_ids[0]]

@@ -122,6 +122,11 @@ def _decode(wanted: Any, found: Any, where: str) -> Any:
         return _decode_tuple(typing.get_args(wanted), found, where)
     if dataclasses.is_dataclass(wanted):
         return _decode_fields(wanted, found, where)
+    if typing.get_origin(wanted) is typing.Literal:
+        choices = typing.get_args(wanted)
+        if found not in choices:
+            raise _Unreadable(f"`{where}` is {str(found)[:40]!r}, none of {choices}.")
+        return found
     if wanted is float and type(found) is int:
         return float(found)
     if type(found) is not wanted:

@@ -1,10 +1,10 @@
 """Finds a cheap schedule whose values fit a pool, with the whole step in view.
 
     plan(problem, pool):
-        seed      the program's own order, and online Coop with look-ahead: eviction
-                  windows in an arena, partitioned, in place
-        relieve   each until it fits, trim what is not needed      (`_search`)
-        refine    the cheaper one
+        seed      the program's own order; if that cannot be made to fit, online Coop
+                  with look-ahead: eviction windows in an arena, partitioned, in place
+        relieve   it until it fits, trim what is not needed      (`_search`)
+        refine    leave the schedule and come back by another way
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
 in place of the past: the waiting time ahead instead of the staleness behind, and the
@@ -14,7 +14,7 @@ extreme case.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ._eviction import LOOKAHEAD
 from ._online import run_online
@@ -54,9 +54,11 @@ def plan(
     state = Retention(problem)
     search = Search(state, pool, effort)
     outcomes = [search.reach(start) for start in starts]
-    if not any(outcome.fits for outcome in outcomes):
-        seeds = [program_order(problem), *_lookahead_seed(problem, pool)]
-        outcomes += [search.reach(seed) for seed in seeds]
+    for seed in _seeds(problem, pool):
+        if any(outcome.fits for outcome in outcomes):
+            break
+        search.moves_left = effort.moves
+        outcomes.append(search.reach(seed))
     best = min(outcomes, key=lambda outcome: (not outcome.fits, outcome.cost))
     state.restore(best.positions)
     if best.fits:
@@ -64,10 +66,12 @@ def plan(
     return search.result(best.fits)
 
 
-def _lookahead_seed(problem: Problem, pool: int) -> list[Positions]:
-    """Positions by online Coop with look-ahead, if it gets through."""
+def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
+    """The unplanned schedule, then online Coop with look-ahead if it gets through."""
+    yield program_order(problem)
     run = run_online(problem, problem.fixed + pool, LOOKAHEAD, _SEED_STEPS_PER_OP)
-    return [positions(problem, run.schedule)] if run.is_feasible else []
+    if run.is_feasible:
+        yield positions(problem, run.schedule)
 
 
 def program_order(problem: Problem) -> Positions:

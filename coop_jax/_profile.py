@@ -40,6 +40,8 @@ class Profile:
       units: per op, its equations.
       variable_of: per value of the problem, the program's variable.
       alias_of: barrier outputs and the variable they stand for.
+      standing: bytes of arrays that XLA makes from constants alone and may hold all the
+        time, whatever the plan.
       calls: the ops that are in-place calls, and what they compute.
     """
 
@@ -48,6 +50,7 @@ class Profile:
     units: tuple[Unit, ...]
     variable_of: tuple[Variable, ...]
     alias_of: dict[Variable, Variable] = field(repr=False)
+    standing: int = 0
     calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
 
 
@@ -97,13 +100,19 @@ def profile(
         if unit.root in programs
     }
     return Profile(
-        program, problem, units, tuple(builder.variables), graph.alias_of, calls
+        program,
+        problem,
+        units,
+        tuple(builder.variables),
+        graph.alias_of,
+        sum(b.size for b in buffers if b.origin == "constants" and b.is_temporary),
+        calls,
     )
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
     """The buffers that `profile` looks at, named by their equation alone."""
-    found = []
+    found = [buffer for buffer in buffers if buffer.origin == "constants"]
     for buffer in buffers:
         scopes = _SCOPE.findall(buffer.op_name)
         if scopes:
@@ -197,7 +206,7 @@ class _ProblemBuilder:
             (b.allocation, b.offset, b.size): b for b in self.owned.get(unit.root, ())
         }
         for buffer in distinct.values():
-            if buffer.size in results:
+            if buffer.size in results and buffer.origin == "equation":
                 results.remove(buffer.size)
             elif buffer.is_temporary:
                 spans.append((buffer.offset, buffer.offset + buffer.size))

@@ -160,7 +160,9 @@ class Workbench:
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
             quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
-            relaxed = self._plan_packed(int(planned.peak * _FLOOR_SLACK), quick)
+            relaxed = self._plan_packed(
+                int(planned.peak * _FLOOR_SLACK) + self.profile.standing, quick
+            )
             if relaxed is not None:
                 self._compile(relaxed)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
@@ -283,7 +285,8 @@ class Workbench:
 
     def _plan_packed(self, room: int, effort: Effort) -> Planned | None:
         """Plans so that the packed block, not just the live bytes, is within `room`."""
-        planned, pool, starts = None, room, self._starts(room)
+        planned, starts = None, self._starts(room)
+        pool = room - self.profile.standing
         for _ in range(_MOST_PACKINGS):
             if pool <= 0:
                 return None
@@ -312,7 +315,8 @@ class Workbench:
 
     def _packed(self, schedule: Schedule) -> int:
         buffers = schedule_buffers(self.problem, schedule)
-        return assign(buffers, self.problem.alignment).peak
+        packed = assign(buffers, self.problem.alignment).peak
+        return packed + self.profile.standing
 
     def _compile(self, planned: Planned) -> Candidate:
         for known in self.candidates:

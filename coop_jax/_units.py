@@ -127,7 +127,10 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
         if equation.is_barrier:
             continue
         sizes = {size for v in equation.outputs for size in _sizes(graph, v)}
-        is_owner = any(buffer.size in sizes for buffer in owned.get(k, ()))
+        is_owner = any(
+            buffer.size in sizes and buffer.origin == "equation"
+            for buffer in owned.get(k, ())
+        )
         if (
             is_owner
             or equation.primitive.name not in FUSIBLE

@@ -20,7 +20,11 @@ def compiled(function: Callable, *args: Any, **options: Any) -> Any:
 
 
 def named(buffers: list[OwnedBuffer], name: str) -> list[OwnedBuffer]:
-    return [buffer for buffer in buffers if f"{name}/" in buffer.op_name]
+    return [
+        buffer
+        for buffer in buffers
+        if f"{name}/" in buffer.op_name and buffer.origin == "equation"
+    ]
 
 
 def three_products(x, w):
@@ -43,6 +47,22 @@ def test_every_result_has_its_name_and_its_size() -> None:
     (last,) = named(buffers, "last")
     assert last.size == 4
     assert not last.is_temporary
+
+
+def test_what_xla_makes_of_constants_alone_is_told_apart() -> None:
+    def pooled(x):
+        pool = lambda x: lax.reduce_window(  # noqa: E731
+            x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"
+        )
+        with jax.named_scope("pooled"):
+            return jax.grad(lambda x: jnp.sum(jnp.sin(pool(x))))(x)
+
+    buffers = owned_buffers(compiled(pooled, float32(8, 33, 33, 64)))
+    made_up = [b for b in buffers if b.origin == "constants" and b.size > 1 << 20]
+    # XLA:CPU writes out the gradient of a maximum pool with arrays of indices.
+    assert made_up
+    assert all(not b.op_name and b.is_temporary for b in made_up)
+    assert not any(b.op_name == "" and b.origin != "constants" for b in buffers)
 
 
 def test_a_fused_chain_has_one_buffer_named_after_its_last_equation() -> None:
