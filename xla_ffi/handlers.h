@@ -14,9 +14,15 @@ extern "C" {
 // Runs a program; XLA calls it. The same name in the CPU and CUDA libraries.
 XLA_FFI_Error* coop_jax_inplace(XLA_FFI_CallFrame* call_frame);
 
+// Compiles the program's kernel, before the call is executed or captured. CUDA
+// library only.
+XLA_FFI_Error* coop_jax_inplace_initialize(XLA_FFI_CallFrame* call_frame);
+
 // The minor version of the FFI interface that the library was built against. A
 // runtime older than it must not be given the handler.
 int coop_jax_ffi_api_minor();
+
+// The rest is in the CPU library only.
 
 // Decodes a program. Returns 0, or writes what is wrong with it, cut to `size`
 // bytes with the final zero, to `error` and returns 1.
