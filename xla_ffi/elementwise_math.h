@@ -1,7 +1,7 @@
 // Elementary functions that the compiler can vectorise.
 //
 // For float32 each is evaluated in float64 by a short polynomial, without
-// branches, and rounded once: at most 1 ulp from the exact value. For float64
+// branches, and rounded: at most 2 ulp from the exact value. For float64
 // they are those of the C library.
 
 #ifndef COOP_JAX_XLA_FFI_ELEMENTWISE_MATH_H_
@@ -13,6 +13,7 @@
 #include <limits>
 
 #define COOP_INLINE inline __attribute__((always_inline))
+#define COOP_LAMBDA __attribute__((always_inline))
 
 namespace coop_jax {
 
@@ -130,12 +131,14 @@ COOP_INLINE float Tanh(float x) {
   constexpr double kTaylor[] = {1.0, -1.0 / 3, 2.0 / 15};
   double wide = x, small = wide * Polynomial(wide * wide, kTaylor);
   double e = ExpOf(2 * Clamp(wide, -10, 10));
-  return static_cast<float>(std::fabs(wide) < 0.02 ? small : (e - 1) / (e + 1));
+  // Dividing in float32 is twice as fast, and costs 1 ulp.
+  float large = static_cast<float>(e - 1) / static_cast<float>(e + 1);
+  return std::fabs(x) < 0.02f ? static_cast<float>(small) : large;
 }
 COOP_INLINE double Tanh(double x) { return std::tanh(x); }
 
 COOP_INLINE float Logistic(float x) {
-  return static_cast<float>(1 / (1 + ExpOf(Clamp(-static_cast<double>(x), -104, 104))));
+  return 1 / static_cast<float>(1 + ExpOf(Clamp(-static_cast<double>(x), -104, 104)));
 }
 COOP_INLINE double Logistic(double x) { return 1 / (1 + std::exp(-x)); }
 

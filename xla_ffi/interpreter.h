@@ -21,7 +21,8 @@ int64_t Pieces(const Program& program);
 int64_t PieceSize(const Program& program);
 
 // Runs pieces [begin, end) on buffers that passed `CheckBuffers`. Allocates
-// nothing; uses up to 256 KiB of stack.
+// nothing; uses up to 256 KiB of stack, which rows of a few thousand elements fit
+// into with all their values.
 void Run(const Program& program, const void* const* operands, void* result,
          int64_t begin, int64_t end);
 

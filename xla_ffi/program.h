@@ -96,6 +96,7 @@ struct Instruction {
 struct Step {
   int instruction;
   int target = 0, a = 0, b = 0, c = 0;
+  bool spread = false;  // uniform, and read by what is not
 };
 
 // One walk over a row. Uniform steps run once, before it.
@@ -117,6 +118,10 @@ struct Program {
   std::vector<Phase> phases;
   int registers = 0;
   int result_register = 0;
+  // All steps in one walk, for rows so short that all their values can be kept.
+  std::vector<Step> whole;
+  int whole_registers = 0;
+  int whole_result_register = 0;
 };
 
 bool IsReduction(Opcode opcode);
