@@ -138,8 +138,7 @@ class Workbench:
         room = budget - self.unplanned.fixed
         if room > 0:
             self._approach(room, effort)
-            if not self._fitting(budget) and self._has_choice:
-                self._plan_calls()
+            if not self._fitting(budget) and self._has_choice and self._plan_calls():
                 self._approach(room, effort)
             if not self._fitting(budget):
                 self.floor(effort)
@@ -211,11 +210,12 @@ class Workbench:
         is_partitioned = "in_shardings" in self.step.jit_options
         return not is_partitioned and is_available(self.step.platform)
 
-    def _plan_calls(self) -> None:
-        """From now on plans the step with in-place calls, where it has any."""
+    def _plan_calls(self) -> bool:
+        """From now on plans the step with in-place calls, if it has any."""
         self._has_choice = False
-        if self._can_call():
-            self.profile = self._profiled(inplace=True)
+        if self._can_call() and (found := self._profiled(inplace=True)).calls:
+            self.profile = found
+        return bool(self.profile.calls)
 
     def _profiled(self, inplace: bool = False) -> Profile:
         step, fixed = self.step, self.unplanned.fixed
