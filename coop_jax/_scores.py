@@ -135,6 +135,10 @@ class Scores:
     def of(self, arena: Arena, clock: float, turn: OpId) -> NDArray[np.float64]:
         """Scores of all chunks: 0 if free, inf if the value has to stay."""
         owners = arena.owners
+        stays = self._pins[owners] > 0
+        stays |= self._stays_after[owners] < turn
+        places = np.flatnonzero(~stays)
+        owners = owners[places]
         if self._policy.looks_ahead:
             idle = self._next_use[owners] - self._elapsed[turn]
         else:
@@ -146,12 +150,11 @@ class Scores:
         if self._policy.size_term == "size":
             score /= self._size[owners]
         elif self._policy.size_term == "size and free":
-            score /= self._size[owners] + arena.free_beside()
+            score /= self._size[owners] + arena.free_beside()[places]
         np.minimum(score, LAST_CHOICE, out=score)
-        stays = self._pins[owners] > 0
-        stays |= self._stays_after[owners] < turn
-        score[stays] = np.inf
-        return score
+        scores = np.full(len(stays), np.inf)
+        scores[places] = score
+        return scores
 
     def _neighbours(self, owners: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of the evicted ops around the inputs of each chunk's op."""

@@ -24,6 +24,7 @@ LAST_CHOICE = 1e300
 
 type Floats = NDArray[np.float64]
 type Integers = NDArray[np.int64]
+type Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def cheapest_window(sizes: ArrayLike, costs: ArrayLike, need: int) -> Window | N
 class WindowSearch:
     """The search with its work arrays, which only grow.
 
-    Its loops are NumPy's; a search allocates one array, the starts of the windows.
+    Its loops are NumPy's. A search allocates two arrays of positions: the chunks that
+    may be in a window, and where the window that ends with each begins.
     """
 
     def __init__(self) -> None:
@@ -75,66 +77,79 @@ class WindowSearch:
           costs: of evicting each of the n chunks, inf if it must stay.
           need: bytes, at least 1.
         """
-        count = len(costs)
-        if count == 0 or offsets[-1] - offsets[0] < need:
+        if len(costs) == 0:
             return None
-        self._reserve(count)
-        starts = self._starts_of(offsets, costs, need)
-        totals, error = self._totals(costs, starts)
+        self._reserve(len(costs))
+        places = np.flatnonzero(np.isfinite(costs, out=self._flags[: len(costs)]))
+        if len(places) == 0:
+            return None
+        starts, has_window = self._starts_of(offsets, places, need)
+        totals, error = self._totals(costs, places, starts)
+        totals[~has_window] = math.inf
         best = float(totals.min())
-        if math.isinf(best) and not np.any(self._is_window[:count]):
-            return None
         if math.isfinite(error):
-            candidates = np.flatnonzero(totals <= best * (1 + 2 * TIE) + 5 * error)
+            limit = best * (1 + 2 * TIE) + 5 * error
+            candidates = np.flatnonzero((totals <= limit) & has_window)
         else:
-            candidates = np.flatnonzero(self._is_window[:count])
-        starts, ends = starts[candidates], candidates + 1
+            candidates = np.flatnonzero(has_window)
+        if len(candidates) == 0:
+            return None
+        first, last = places[starts[candidates]], places[candidates] + 1
         winner = 0
         if len(candidates) > 1:
-            winner = _cheapest_of(offsets, costs, starts, ends)
-        start, end = int(starts[winner]), int(ends[winner])
+            winner = _cheapest_of(offsets, costs, first, last)
+        start, end = int(first[winner]), int(last[winner])
         return Window(start, end, _exact_sum(costs[start:end]))
 
     def _reserve(self, count: int) -> None:
         if count <= self._room:
             return
         self._room = room = 2 * count
-        self._numbers = np.arange(1, room + 1)
+        self._flags = np.empty(room, bool)
+        self._has_window = np.empty(room, bool)
+        self._numbers = np.arange(room)
+        self._lows = np.empty(room, np.int64)
         self._limits = np.empty(room, np.int64)
-        self._is_window = np.empty(room, bool)
-        self._finite = np.empty(room)
+        self._costs = np.empty(room)
         self._sums = np.zeros(room + 1)
         self._differences = np.empty(room)
 
-    def _starts_of(self, offsets: Integers, costs: Floats, need: int) -> Integers:
-        """Per chunk the start of the shortest window that ends with it.
+    def _starts_of(
+        self, offsets: Integers, places: Integers, need: int
+    ) -> tuple[Integers, Flags]:
+        """Per chunk that may go, where the shortest window that ends with it begins.
 
-        Leaves in `_is_window` where there is one.
+        Also whether there is one. Positions are in `places`.
         """
-        count = len(costs)
-        limits, is_window = self._limits[:count], self._is_window[:count]
-        np.subtract(offsets[1:], need, out=limits)
-        starts = offsets.searchsorted(limits, side="right")
+        count = len(places)
+        lows, limits = self._lows[:count], self._limits[:count]
+        has_window, is_cut = self._has_window[:count], self._flags[:count]
+        np.take(offsets[1:], places, out=limits, mode="clip")
+        limits -= need
+        np.take(offsets, places, out=lows, mode="clip")
+        starts = lows.searchsorted(limits, side="right")
         starts -= 1
-        # The first chunk behind the last one that must stay.
-        np.isinf(costs, out=is_window)
-        np.multiply(is_window, self._numbers[:count], out=limits)
+        # A window must not reach back over a chunk that has to stay.
+        is_cut[0] = False
+        np.subtract(places[1:], places[:-1], out=limits[1:])
+        np.greater(limits[1:], 1, out=is_cut[1:])
+        np.multiply(is_cut, self._numbers[:count], out=limits)
         np.maximum.accumulate(limits, out=limits)
-        np.greater_equal(starts, limits, out=is_window)
-        return starts
+        np.greater_equal(starts, limits, out=has_window)
+        return starts, has_window
 
-    def _totals(self, costs: Floats, starts: Integers) -> tuple[Floats, float]:
-        """Costs of the windows, inf where there is none, and what they may be off."""
-        count = len(costs)
-        finite, sums = self._finite[:count], self._sums[: count + 1]
-        totals, is_window = self._differences[:count], self._is_window[:count]
-        np.copyto(finite, costs)
-        finite[np.isinf(costs)] = 0.0
+    def _totals(
+        self, costs: Floats, places: Integers, starts: Integers
+    ) -> tuple[Floats, float]:
+        """Costs of the windows, and by how much they may be off."""
+        count = len(places)
+        each, sums = self._costs[:count], self._sums[: count + 1]
+        totals = self._differences[:count]
+        np.take(costs, places, out=each, mode="clip")
         with np.errstate(over="ignore", invalid="ignore"):
-            np.cumsum(finite, out=sums[1:])
+            np.cumsum(each, out=sums[1:])
             np.take(sums, starts, out=totals, mode="clip")
             np.subtract(sums[1:], totals, out=totals)
-        totals[~is_window] = math.inf
         return totals, count * float(np.finfo(np.float64).eps) * float(sums[-1])
 
 
