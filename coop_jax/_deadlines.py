@@ -73,7 +73,8 @@ def deadlines(problem: Problem, lifetimes: Lifetimes) -> Deadlines:
         last = k if is_once else min((until[v] for v in op.inputs), default=end)
         for v in op.outputs:
             deadline[v], until[v] = last, max(last, last_use.get(v, k))
-            if until[v] < needed[v] and 0 < _TINY * values[v].size <= made[v]:
+            is_tiny = 0 < _TINY * values[v].size <= made[v]
+            if until[v] < needed[v] and is_tiny and v not in overwriters:
                 held[v] = until[v] = needed[v]
             if k < last < until[v] and values[v].size > 0:
                 due.setdefault(last, []).append(v)

@@ -15,8 +15,9 @@ something reads them; those of size 0 have their bytes in `Problem.fixed`.
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from ._types import LiveRange, OpId, Problem, Schedule, ValueId
 
@@ -124,7 +125,11 @@ def _handed_over(problem: Problem, op: OpId, dying: set[ValueId]) -> int:
 
 def _require(claim: bool, why: str) -> None:
     if not claim:
-        raise InvalidSchedule(f"The schedule is not valid: {why}.")
+        raise _invalid(why)
+
+
+def _invalid(why: str) -> InvalidSchedule:
+    return InvalidSchedule(f"The schedule is not valid: {why}.")
 
 
 def _overwrites(problem: Problem, op: OpId) -> bool:
@@ -158,11 +163,10 @@ def _check_inputs(problem: Problem, schedule: Schedule) -> None:
     computed = {v for v, value in enumerate(problem.values) if value.is_argument}
     for step, op in enumerate(schedule):
         for v in problem.ops[op].inputs:
-            what = f"step {step} ({problem.ops[op].name!r}) reads"
-            name = problem.values[v].name
-            _require(
-                v in computed, f"{what} value {v} ({name!r}) before it is computed"
-            )
+            if v not in computed:
+                what = f"step {step} ({problem.ops[op].name!r}) reads value {v}"
+                name = problem.values[v].name
+                raise _invalid(f"{what} ({name!r}) before it is computed")
         computed.update(problem.ops[op].outputs)
 
 
@@ -171,23 +175,27 @@ def _check_overwrites(problem: Problem, schedule: Schedule) -> None:
     gone: dict[ValueId, int] = {}
     for step, op in enumerate(schedule):
         for v in problem.ops[op].inputs:
-            what = f"step {step} ({problem.ops[op].name!r}) reads argument {v}"
-            why = f"{what} ({problem.values[v].name!r}), overwritten by step"
-            _require(v not in gone, f"{why} {gone.get(v)}")
+            if v in gone:
+                what = f"step {step} ({problem.ops[op].name!r}) reads argument {v}"
+                name = problem.values[v].name
+                raise _invalid(f"{what} ({name!r}), overwritten by step {gone[v]}")
         for v in problem.ops[op].outputs:
             argument = problem.values[v].overwrites
             if argument is not None:
                 gone[argument] = step
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(slots=True)
 class _Placed:
     """An instance in the pool: bytes `offset` to `end`, over the steps `range_`."""
 
     offset: int
     end: int
     value: ValueId
-    range_: LiveRange = field(compare=False)
+    range_: LiveRange
+
+
+_offset, _end = attrgetter("offset"), attrgetter("end")
 
 
 def _check_offsets(
@@ -211,17 +219,19 @@ def _check_offsets(
     ending: dict[int, list[_Placed]] = defaultdict(list)
     for step in range(-1, len(schedule)):
         for placed in ending.pop(step, ()):
-            index = bisect_left(there, placed)
+            index = bisect_left(there, placed.offset, key=_offset)
             if index < len(there) and there[index] is placed:
                 del there[index]
         for placed in starting.get(step, ()):
-            what = f"step {step} puts value {placed.value} at {placed.offset:,}"
             is_inside = placed.offset >= 0 and (pool is None or placed.end <= pool)
-            _require(is_inside, f"{what}, which is outside the pool of {pool} bytes")
-            is_aligned = placed.offset % problem.alignment == 0
-            _require(is_aligned, f"{what}, which is not aligned")
+            if not is_inside or placed.offset % problem.alignment:
+                what = f"step {step} puts value {placed.value} at {placed.offset:,}"
+                why = (
+                    "not aligned" if is_inside else f"outside the pool of {pool} bytes"
+                )
+                raise _invalid(f"{what}, which is {why}")
             _make_room(problem, schedule, there, placed)
-            insort(there, placed)
+            insort(there, placed, key=_offset)
             ending[placed.range_.end].append(placed)
 
 
@@ -232,14 +242,13 @@ def _make_room(
 
     Instances that are there do not overlap, so they are in the order of their ends too.
     """
-    index = bisect_left(there, new.offset + 1, key=lambda placed: placed.end)
+    index = bisect_left(there, new.offset + 1, key=_end)
     while index < len(there) and there[index].offset < new.end:
         other = there[index]
-        _require(
-            _is_in_place(problem, schedule, other, new),
-            f"value {other.value} of step {other.range_.start} and value {new.value} "
-            f"of step {new.range_.start} are alive together and share bytes",
-        )
+        if not _is_in_place(problem, schedule, other, new):
+            one = f"value {other.value} of step {other.range_.start}"
+            two = f"value {new.value} of step {new.range_.start}"
+            raise _invalid(f"{one} and {two} are alive together and share bytes")
         del there[index]
 
 

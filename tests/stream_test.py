@@ -168,6 +168,25 @@ def test_no_recomputed_call_reads_a_parameter_after_its_update(policy: Policy) -
     validate(work.problem, run.schedule, 16, run.offsets)
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_a_small_parameter_is_not_kept_beyond_its_update(policy: Policy) -> None:
+    # It would be worth its four bytes, but they are overwritten.
+    work = loaded(
+        Constant("w", 4),
+        Call("update", (), mutates=("w",), cost=1.0),
+        Call("first", ("w",), {"a": 400}, cost=1.0),
+        Call("large", (), {"c": 400}, cost=1.0),
+        Call("done", ("c",), {"d": 0}, cost=1.0),
+        Release("c"),
+        Call("update", (), mutates=("w",), cost=1.0),
+        Call("read", ("a",), {"e": 0}, cost=1.0),
+        Release("a"),
+    )
+    run = run_online(work.problem, 408, policy, lifetimes=work.lifetimes)
+    assert run.schedule == (0, 1, 2, 3, 1, 4, 5)
+    validate(work.problem, run.schedule, 408, run.offsets)
+
+
 def test_a_parameter_keeps_its_address_in_place_and_moves_as_a_copy() -> None:
     work = loaded(*UPDATE)
     old, new = work.problem.ops[4].in_place[0]
@@ -231,10 +250,10 @@ def test_expensive_is_what_costs_more_per_byte_than_the_program() -> None:
     assert [op.is_expensive for op in by_name.problem.ops] == [1, 0, 0, 0]
 
 
-def layers(count: int, steps: int) -> list[Event]:
+def layers(count: int, steps: int, weight_size: int = 1024) -> list[Event]:
     """Training steps of a chain of products and cheap ops, updating its weights."""
     events: list[Event] = [Constant("x", 4096)]
-    events += [Constant(f"w{i}", 1024) for i in range(count)]
+    events += [Constant(f"w{i}", weight_size) for i in range(count)]
     for step in range(steps):
         name = f"@{step}"
         state = "x"
@@ -256,7 +275,7 @@ def layers(count: int, steps: int) -> list[Event]:
                 Release(gradient),
                 Release(f"p{i}{name}"),
                 Release(f"a{i}{name}"),
-                Call("matmul", (inner, before), {weight: 1024}, cost=1e-5),
+                Call("matmul", (inner, before), {weight: weight_size}, cost=1e-5),
                 Call("matmul", (inner, f"w{i}"), {outer: size}, cost=1e-5),
                 Call("sgd", (weight,), mutates=(f"w{i}",), cost=1e-6),
                 Release(inner),
@@ -267,9 +286,13 @@ def layers(count: int, steps: int) -> list[Event]:
     return events
 
 
+# Small weights would be worth keeping for what is computed from them, but are updated.
+@pytest.mark.parametrize("weight_size", [16, 1024])
 @pytest.mark.parametrize("policy", [COOP, DTR, DTE], ids=lambda policy: policy.name)
-def test_several_steps_run_within_half_of_what_they_need(policy: Policy) -> None:
-    work = workload(numbered(*layers(20, 3)))
+def test_several_steps_run_within_less_than_they_need(
+    policy: Policy, weight_size: int
+) -> None:
+    work = workload(numbered(*layers(20, 3, weight_size)), alignment=16)
     budget = int(0.6 * work.needed)
     run = run_online(work.problem, budget, policy, lifetimes=work.lifetimes)
     assert run.failure is None and run.evictions > 0
