@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,18 +107,18 @@ def _row(network: str, policy: Policy, ratio: float, found: Simulation) -> Row:
     return Row(**same | {"network": network, "ratio": ratio, "reason": reason})
 
 
-def measure(network: str, size: str, fineness: float) -> list[Row]:
-    """All rows of one network."""
+def measure(
+    network: str, size: str, fineness: float, policies: Sequence[Policy] = POLICIES
+) -> Iterator[list[Row]]:
+    """Yields the rows of one network, policy by policy."""
     work = load(network, size)
     # What is alive now is alive to the end: no need to walk it again and again.
     gc.freeze()
     # The first searches of a process pay for what NumPy loads late.
     simulate(work, work.needed // 2, COOP, _STEPS_PER_CALL)
-    rows = []
-    for policy in POLICIES:
+    for policy in policies:
         start = time.perf_counter()
         found = sweep(network, work, policy, fineness)
-        rows += found
         feasible = [row.ratio for row in found if row.is_feasible]
         print(
             f"{network}, {policy.name}: {len(found)} budgets, smallest "
@@ -127,7 +127,7 @@ def measure(network: str, size: str, fineness: float) -> list[Row]:
             file=sys.stderr,
             flush=True,
         )
-    return rows
+        yield found
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -136,10 +136,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     option = parser.add_argument
     option("--network", nargs="+", choices=PAPER, default=list(PAPER))
+    names = [policy.name for policy in POLICIES]
+    option("--policy", nargs="+", choices=names, default=names)
     option("--size", choices=("paper", "small"), default="paper")
     option("--fineness", type=float, default=FINENESS, help="step between budgets")
     option("--rows", type=Path, help="write the rows here, as JSON, and draw nothing")
-    option("--draw", type=Path, nargs="+", help="files of rows, in place of running")
+    option(
+        "--draw",
+        type=Path,
+        nargs="+",
+        default=(),
+        help="files of rows, in place of running",
+    )
     option("--folder", type=Path, default=_DOCS, help="for tables and figures")
     return parser.parse_args(arguments)
 
@@ -147,18 +155,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sweeps, and writes tables and figures."""
     chosen = _parse(arguments)
-    if chosen.draw:
-        rows = [
-            Row(**row) for path in chosen.draw for row in json.loads(path.read_text())
-        ]
-    else:
-        rows = [
-            row
-            for network in chosen.network
-            for row in measure(network, chosen.size, chosen.fineness)
-        ]
+    rows: list[Row] = []
+    for path in chosen.draw:
+        rows += [Row(**row) for row in json.loads(path.read_text())]
+    policies = [policy for policy in POLICIES if policy.name in chosen.policy]
+    for network in () if chosen.draw else chosen.network:
+        for found in measure(network, chosen.size, chosen.fineness, policies):
+            rows += found
+            if chosen.rows:
+                text = json.dumps([dataclasses.asdict(row) for row in rows])
+                chosen.rows.write_text(text, encoding="utf-8")
     if chosen.rows:
-        chosen.rows.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
         return
     chosen.folder.mkdir(parents=True, exist_ok=True)
     tables = paper_report.tables(rows)

@@ -9,11 +9,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 from .paper_report import ABLATIONS, MAIN, Rows, networks, of, smallest
 
 # Okabe and Ito's palette, which stays apart for all kinds of colour vision.
-_STYLES = {
+_STYLES: dict[str, tuple[str, str, str, Any]] = {
     "coop": ("Coop", "#0072B2", "o", "-"),
     "dte": ("DTE", "#E69F00", "s", "--"),
     "dtr": ("DTR", "#009E73", "^", "-."),
@@ -42,6 +43,10 @@ def _milliseconds(row: Any) -> float:
     return row.search_seconds * 1e3
 
 
+def _thousands(row: Any) -> float:
+    return row.chunks_searched / 1e3
+
+
 def _percent(row: Any) -> float:
     return row.fragmentation * 100
 
@@ -60,6 +65,7 @@ _COOPS = ("coop", *ABLATIONS)
 CURVES = {
     "overhead": Curves(MAIN, _overhead, "compute overhead"),
     "search": Curves(MAIN, _milliseconds, "search latency, ms", is_log=True),
+    "chunks": Curves(MAIN, _thousands, "chunks searched, thousands", is_log=True),
     "fragmentation": Curves(MAIN, _percent, "fragmentation, %"),
     "ablation-overhead": Curves(_COOPS, _overhead, "compute overhead"),
     "ablation-fragmentation": Curves(_COOPS, _percent, "fragmentation, %"),
@@ -114,7 +120,7 @@ def _panels(rows: Rows, curves: Curves) -> Any:
 
 def _legend(figure: Any, policies: Sequence[str]) -> None:
     handles = [
-        plt.Line2D([], [], color=colour, marker=marker, linestyle=line, label=name)
+        Line2D([], [], color=colour, marker=marker, linestyle=line, label=name)
         for name, colour, marker, line in map(_STYLES.__getitem__, policies)
     ]
     figure.legend(

@@ -46,7 +46,7 @@ def tables(rows: Rows) -> str:
         _by_ratio(rows, MAIN, lambda row: f"{row.overhead:.3f}"),
         "\n## Smallest feasible budget\n",
         _smallest(rows),
-        "\n## Search latency, milliseconds in all (chunks looked at)\n",
+        "\n## Search latency, ms of processor time in all (chunks looked at)\n",
         _by_ratio(rows, MAIN, _latency),
         "\n## Fragmentation\n",
         _by_ratio(rows, MAIN, lambda row: f"{row.fragmentation:.3f}"),

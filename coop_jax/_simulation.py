@@ -31,7 +31,7 @@ class Simulation:
       rematerializations: calls executed again.
       depth: most calls that waited for each other at once.
       searches: allocations that had to evict.
-      search_seconds: wall time of these searches together, freeing included.
+      search_seconds: processor time of these searches together, freeing included.
       search_p50: median of one, seconds.
       search_p99: 99th percentile of one, seconds.
       chunks_searched: chunks of the pool looked at.
