@@ -1,7 +1,9 @@
 #include "program.h"
 
 #include <algorithm>
-#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace coop_jax {
 namespace {
@@ -346,34 +348,6 @@ class Decoder {
   int rank_ = 0, maps_ = 0, operands_ = 0, instructions_ = 0;
 };
 
-struct Extent {
-  const char* begin;
-  const char* end;
-};
-
-Extent ExtentOf(const Buffer& buffer, const Array& array) {
-  const char* begin = static_cast<const char*>(buffer.data);
-  return {begin, begin + array.size * Width(array.storage)};
-}
-
-std::string CheckBuffer(const std::string& what, const Array& array,
-                        const Buffer& buffer) {
-  bool is_equal = buffer.known && buffer.storage == array.storage &&
-                  buffer.rank == array.dimensions.size() &&
-                  std::equal(array.dimensions.begin(), array.dimensions.end(),
-                             buffer.dimensions);
-  size_t misaligned = reinterpret_cast<uintptr_t>(buffer.data) %
-                      std::max(1, Width(array.storage));
-  if (is_equal && misaligned != 0) return what + " is not aligned";
-  if (is_equal) return "";
-  std::string given =
-      buffer.known ? Describe(buffer.storage, buffer.dimensions, buffer.rank)
-                   : "of a type no program knows";
-  return what + " is " + given + "; the program takes " +
-         Describe(array.storage, array.dimensions.data(),
-                  array.dimensions.size());
-}
-
 }  // namespace
 
 bool IsReduction(Opcode opcode) { return opcode >= Opcode::kReduceSum; }
@@ -413,14 +387,6 @@ const char* Name(Storage storage) {
   return kNames[static_cast<int>(storage)];
 }
 
-std::string Describe(Storage storage, const int64_t* dimensions, size_t rank) {
-  std::ostringstream text;
-  text << Name(storage) << "[";
-  for (size_t d = 0; d < rank; ++d) text << (d ? "," : "") << dimensions[d];
-  text << "]";
-  return text.str();
-}
-
 int Reads(const Instruction& instruction, int64_t reads[3]) {
   reads[0] = instruction.a;
   reads[1] = instruction.b;
@@ -434,37 +400,6 @@ std::string Decode(const int64_t* words, size_t size, Program* program) {
   *program = Program();
   std::string error = Decoder(words, size, program).Decode();
   return error.empty() ? AllocateRegisters(program) : error;
-}
-
-std::string CheckBuffers(const Program& program,
-                         const std::vector<Buffer>& operands,
-                         const Buffer& result) {
-  if (operands.size() != program.operands.size()) {
-    return std::to_string(operands.size()) + " operands; the program takes " +
-           std::to_string(program.operands.size());
-  }
-  std::string error = CheckBuffer("the result", program.result, result);
-  if (!error.empty()) return error;
-  Extent written = ExtentOf(result, program.result);
-  for (size_t k = 0; k < operands.size(); ++k) {
-    const Array& array = program.operands[k];
-    std::string what = "operand " + std::to_string(k);
-    error = CheckBuffer(what, array, operands[k]);
-    if (!error.empty()) return error;
-    Extent read = ExtentOf(operands[k], array);
-    bool is_apart = read.end <= written.begin || written.end <= read.begin;
-    bool is_alike = read.begin == written.begin && !array.is_key &&
-                    array.storage == program.result.storage &&
-                    program.maps[array.map].strides ==
-                        program.maps[program.result.map].strides;
-    if (!is_apart && !is_alike) {
-      return what + ", " +
-             Describe(array.storage, array.dimensions.data(),
-                      array.dimensions.size()) +
-             ", overlaps the result and is not addressed as it is";
-    }
-  }
-  return "";
 }
 
 }  // namespace coop_jax
