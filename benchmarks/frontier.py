@@ -84,7 +84,7 @@ class Entry:
 def measure(name: str, settings: Settings) -> list[Row]:
     """All rows of one model."""
     model = build(name, settings.size)
-    sweep = _Sweep(model, settings)
+    sweep = Sweep(model, settings)
     for policy in POLICIES:
         sweep.add_checkpoint(policy, build(name, settings.size, policy))
     hand = [e.row for e in sweep.entries if e.row.program == CHECKPOINT]
@@ -110,8 +110,14 @@ def _spread(count: int, most: int, least: int) -> list[int]:
     return [most - (most - least) * i // count for i in range(1, count + 1)]
 
 
-class _Sweep:
-    """Compiles the programs of one model, then runs them all."""
+class Sweep:
+    """Compiles the programs of one model, then runs them all.
+
+    Attributes:
+      step: the model's step, flat.
+      unplanned: what it takes as written.
+      entries: rows so far.
+    """
 
     def __init__(self, model: TrainingStep, settings: Settings):
         self.model = model
@@ -169,9 +175,19 @@ class _Sweep:
         self._add(row, self._unflattened(bench.baseline.compiled))
         return bench
 
-    def add_coop(self, label: str, budget: int | None) -> int | None:
-        """Adds a row; returns the bytes measured, None if they were not reached."""
-        bench, spent = self.bench, _Spent(self.bench)
+    def add_coop(
+        self,
+        label: str,
+        budget: int | None,
+        program: str = COOP,
+        bench: Workbench | None = None,
+    ) -> int | None:
+        """Adds a row; returns the bytes measured, None if they were not reached.
+
+        Another planner than `coop` comes with a name and a `bench` of its own.
+        """
+        bench = bench or self.bench
+        spent = _Spent(bench)
         if self.settings.is_cold:
             bench = LoopWorkbench(self.step)
             spent = _Spent()
@@ -182,14 +198,14 @@ class _Sweep:
                 candidate = bench.fit(budget, self.effort)
         except coop_jax.BudgetError as error:
             row = Row(
-                self.model.name, COOP, label, budget, floor=error.floor,
+                self.model.name, program, label, budget, floor=error.floor,
                 note=str(error).partition("\n")[0], **spent.until(bench),
             )  # fmt: skip
             self._add(row, None)
             return None
         plan = bench.describe(candidate, budget)
         row = self._row(
-            COOP, label, candidate.compiled, requested=budget,
+            program, label, candidate.compiled, requested=budget,
             predicted=plan.predicted if plan.is_planned else None,
             counted_flops=plan.flops, estimated_time=plan.time, **spent.until(bench),
         )  # fmt: skip

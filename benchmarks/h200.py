@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 
 _TARGET = """
-gpu_device_info {
+gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   block_dim_limit_x: 2147483647
@@ -24,7 +24,7 @@ gpu_device_info {
   block_dim_limit_z: 65535
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
   core_count: 132
   fpus_per_core: 128
   clock_rate_ghz: 1.98
@@ -32,11 +32,13 @@ gpu_device_info {
   registers_per_block_limit: 65536
   l2_cache_size: 52428800
   threads_per_core_limit: 2048
-  device_memory_size: 151397597184
-}
+  device_memory_size: {:d}
+}}
 platform_name: "CUDA"
 device_description_str: "H200, described"
 """
+
+_MEMORY = 151397597184
 
 COMPILER_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
@@ -55,26 +57,38 @@ _PACKAGES = {
 
 
 @functools.cache
-def described_device() -> jax.sharding.SingleDeviceSharding:
+def described_device(memory: int = _MEMORY) -> jax.sharding.SingleDeviceSharding:
     """The sharding of an array on the one described card.
+
+    Args:
+      memory: bytes the card has.
 
     Raises:
       ImportError: the compiler for it is not installed.
     """
     _require_packages()
     topology = topologies.get_topology_desc(
-        platform="cuda", topology="1x1x1", target_config=_TARGET
+        platform="cuda", topology="1x1x1", target_config=_TARGET.format(memory)
     )
     return jax.sharding.SingleDeviceSharding(topology.devices[0])
 
 
-def on_device(tree: Any) -> Any:
+def on_device(tree: Any, memory: int = _MEMORY) -> Any:
     """The arrays or `ShapeDtypeStruct`s of `tree` as structs on the described card."""
-    sharding = described_device()
+    sharding = described_device(memory)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
     )
+
+
+def memory_for_remat(temp: int, fixed: int) -> int:
+    """Bytes of a card on which XLA's own rematerialization aims at `temp` bytes.
+
+    XLA:GPU takes 80 % of the card, less arguments and outputs (donated ones once), and
+    95 % of that (`xla_gpu_memory_limit_slop_factor`).
+    """
+    return int((temp / 0.95 + fixed) / 0.8)
 
 
 def _require_packages() -> None:

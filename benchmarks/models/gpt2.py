@@ -81,8 +81,11 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
+    """The model; with a policy, every `blocks` blocks are checkpointed as one."""
+
     config: Config
     policy: str | None = None
+    blocks: int = 1
 
     @nn.compact
     def __call__(self, tokens):
@@ -91,17 +94,25 @@ class Gpt2(nn.Module):
         positions = nn.Embed(c.length, c.width, dtype=c.dtype, name="positions")
         x = embed(tokens) + positions(jnp.arange(c.length))
         x = nn.Dropout(c.dropout, deterministic=False)(x)
-        block = Block
-        if self.policy is not None:
-            block = nn.remat(Block, policy=checkpoint_policy(self.policy))
-        for i in range(c.layers):
-            x = block(c, name=f"block_{i}")(x)
+        for first in range(0, c.layers, self.blocks):
+            last = min(first + self.blocks, c.layers)
+
+            def part(module, x, layers=range(first, last)):
+                for i in layers:
+                    x = Block(module.config, name=f"block_{i}")(x)
+                return x
+
+            if self.policy is not None:
+                part = nn.remat(part, policy=checkpoint_policy(self.policy))
+            x = part(self, x)
         return embed.attend(nn.LayerNorm(dtype=c.dtype, name="norm")(x))
 
 
-def build(size: str = "small", policy: str | None = None) -> TrainingStep:
+def build(
+    size: str = "small", policy: str | None = None, blocks: int = 1
+) -> TrainingStep:
     config = SIZES[size]
-    model = Gpt2(config, policy)
+    model = Gpt2(config, policy, blocks)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(3e-4, b2=0.95, eps=ADAM_EPSILON, weight_decay=0.1),
