@@ -10,13 +10,12 @@ from coop_jax._compile import flat_step
 from coop_jax._solve import Workbench
 from coop_jax._types import Op, Problem, Value, ValueId
 
-from .models import equinox_transformer, gpt2, resnet50, vit
+from .models import equinox_transformer, gpt2, vit
 
 _CUT_DOWN: dict[str, tuple[ModuleType, dict]] = {
     "equinox_transformer, 1 layer": (equinox_transformer, {"layers": 1}),
     "vit, 1 layer": (vit, {"layers": 1}),
     "gpt2, 1 layer": (gpt2, {"layers": 1}),
-    "resnet50, 1 block": (resnet50, {"stages": (1, 0, 0, 0)}),
 }
 
 
