@@ -180,7 +180,7 @@ class Sweep:
         label: str,
         budget: int | None,
         program: str = COOP,
-        bench: Workbench | None = None,
+        bench: LoopWorkbench | None = None,
     ) -> int | None:
         """Adds a row; returns the bytes measured, None if they were not reached.
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import jax
 
+from coop_jax._loop_solve import LoopWorkbench
 from coop_jax._measure import memory_use
-from coop_jax._solve import Workbench
 
 from . import frontier, h200
 from .frontier_rows import CHECKPOINT, PLAIN, Row
@@ -77,7 +77,7 @@ def measure_cpu(repeats: int, shares: Sequence[float] = _SHARES) -> list[Peer]:
     for share in shares:
         sweep.add_coop(f"{share:g}", int(share * most))
     for policy in _ONLINE:
-        bench = Workbench(sweep.step, policy=policy)
+        bench = LoopWorkbench(sweep.step, policy=policy)
         for share in shares:
             sweep.add_coop(f"{share:g}", int(share * most), policy, bench)
     if repeats:
