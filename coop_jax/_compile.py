@@ -3,12 +3,13 @@
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
+from ._cost import nbytes
 from ._hlo import (
     OwnedBuffer,
     dump_directory,
@@ -82,12 +83,21 @@ class FlatStep:
             return compiled, owned_buffers(compiled, directory)
 
 
-def flat_step(traced: Any, leaves: Sequence[Any]) -> FlatStep:
+def flat_step(
+    traced: Any,
+    leaves: Sequence[Any],
+    *,
+    override_checkpoint: bool = False,
+    recompute_collectives: bool = False,
+) -> FlatStep:
     """Flattens a traced step.
 
     Args:
       traced: `jax.stages.Traced`.
       leaves: its dynamic arguments, flat.
+      override_checkpoint: whether `jax.checkpoint` in the step is as if it were not
+        there; else what it recomputes stays recomputed.
+      recompute_collectives: whether communication may be done again.
     """
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
     captured = len(traced.jaxpr.jaxpr.invars) - len(donated)
@@ -96,9 +106,12 @@ def flat_step(traced: Any, leaves: Sequence[Any]) -> FlatStep:
             f"the step uses {captured} values of an enclosing `jax.jit`, `grad` or "
             "`vmap` that are not among its arguments. Pass them as arguments."
         )
-    program = flatten(traced.jaxpr, donated)
+    program = flatten(traced.jaxpr, donated, override_checkpoint=override_checkpoint)
+    program = replace(program, repeats_collectives=recompute_collectives)
     abstract = tuple(_abstract(leaf) for leaf in leaves)
     options = _sharding_options(traced, program)
+    if options:
+        program = replace(program, **_partitioned(program, options))
     return FlatStep(traced, program, abstract, _platform(leaves), options)
 
 
@@ -128,6 +141,17 @@ def _platform(leaves: Sequence[Any]) -> str:
             platform = next(iter(sharding.device_set)).platform
             break
     return "gpu" if platform in ("cuda", "rocm") else str(platform)
+
+
+def _partitioned(program: Program, options: dict[str, Any]) -> dict[str, Any]:
+    """Number of devices, and bytes per device of each argument."""
+    sizes, devices = {}, 1
+    for v, sharding in zip(program.arguments, options["in_shardings"], strict=True):
+        if sharding is not None:
+            aval = program.avals[v]
+            devices = max(devices, len(sharding.device_set))
+            sizes[v] = nbytes(aval.update(shape=sharding.shard_shape(aval.shape)))
+    return {"partitions": devices, "sizes": sizes}
 
 
 def _sharding_options(traced: Any, program: Program) -> dict[str, Any]:

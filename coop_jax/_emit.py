@@ -26,7 +26,7 @@ from ._inplace import call
 from ._loops import scan_from, stacks
 from ._profile import Profile
 from ._program_words import InplaceProgram
-from ._trace import Atom, Literal, Variable, read
+from ._trace import Atom, Literal, Program, Variable, read
 from ._types import OpId
 from ._units import FUSIBLE, Unit
 
@@ -79,11 +79,24 @@ class _Emission:
         )
         self.env |= dict(self.program.constants)
         self.trigger: Variable | None = None
+        self.gathered = _gathered(self.program)
+        self.shared = self._compute_shared()
         self.last_read: dict[Variable, int] = {}
         self.overwritten: dict[tuple[int, OpId], int] = {}
         self.done: set[OpId] = set()
         sizes = [v.size for v in profile.problem.values]
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
+
+    def _compute_shared(self) -> dict[Variable, Any]:
+        """Parts of split arguments, computed once, so that each is gathered once."""
+        shared: dict[Variable, Any] = {}
+        for equation in self.program.equations if self.gathered else ():
+            if equation.is_barrier or not self.gathered.issuperset(equation.outputs):
+                continue
+            known = self.env | shared
+            operands = [_value(self.profile, known, a) for a in equation.inputs]
+            shared.update(zip(equation.outputs, equation.bind(*operands), strict=True))
+        return shared
 
     def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
         parts = [part for group in plan for part in self._parts(group)]
@@ -116,7 +129,7 @@ class _Emission:
         literals: dict[Place, Any] = {}
         if is_large and self.trigger is not None:
             literals = self._tie(part, reads, self.trigger)
-        local = {v: self.env[v] for v in reads}
+        local = {v: self.env[v] for v in reads} | self.shared
         for op in part:
             overwritten = self.overwritten.get((index, op))
             if op in self.done:
@@ -167,7 +180,7 @@ class _Emission:
             if stacks(self.program.equations[root]) and (root, STACKS) not in places:
                 places[root, STACKS] = None
                 literals.append(jnp.zeros((), jnp.int32))
-        tied = list(dict.fromkeys((*reads, trigger)))
+        tied = [v for v in dict.fromkeys((*reads, trigger)) if v not in self.gathered]
         before = [self.env[v] for v in tied]
         behind = lax.optimization_barrier([*before, *literals])
         self.env.update(zip(tied, behind, strict=False))
@@ -210,6 +223,21 @@ class _Emission:
             if sized:
                 self.trigger = max(sized, key=lambda v: self.env[v].size)
                 return
+
+
+def _gathered(program: Program) -> set[Variable]:
+    """Parts of split arguments, which are not tied if nothing may be sent again.
+
+    Behind a barrier of its own, each reader would gather them anew.
+    """
+    if program.partitions == 1 or program.repeats_collectives:
+        return set()
+    found = set(program.arguments)
+    for equation in program.equations:
+        reads = equation.variables
+        if reads and equation.primitive.name in FUSIBLE and found.issuperset(reads):
+            found.update(equation.outputs)
+    return found
 
 
 def compute_unit(

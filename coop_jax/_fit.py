@@ -1,5 +1,6 @@
 """Gets a planned program for one step: from a plan given, from the cache, or anew."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 import jax
 
+from ._agreement import agree, is_shared
 from ._budget import Budget
 from ._cache import Cache
 from ._compile import FlatStep
@@ -33,6 +35,8 @@ class Request:
       cost_model: name of the cost model.
       effort: of the search.
       inplace: whether plans have in-place calls: True, False, or "auto".
+      override_checkpoint: whether plans see through the step's `jax.checkpoint`s.
+      recompute_collectives: whether communication may be done again.
       plan: one made before, which is used as it is.
       cache: where plans are looked up and stored, if anywhere.
       progress: whether a terminal shows what planning is doing.
@@ -43,6 +47,8 @@ class Request:
     cost_model: str
     effort: Effort
     inplace: InPlace = "auto"
+    override_checkpoint: bool = False
+    recompute_collectives: bool = False
     plan: Plan | None = None
     cache: Cache | None = None
     progress: bool = True
@@ -53,8 +59,24 @@ def fit(step: FlatStep, request: Request, device_limit: int | None) -> Fitted:
 
     Raises:
       BudgetError: no program within the budget was found.
-      PlanError: `request.plan` was made for something else.
+      PlanError: `request.plan` was made for something else, or the processes that run
+        the step together do not have the same plan.
     """
+    if not is_shared(step):
+        return _fit(step, request, device_limit)
+    program = origin_of(step).program
+    try:
+        fitted = _fit(step, request, device_limit)
+    except Exception:
+        # The others must not wait for a plan that never comes.
+        with contextlib.suppress(PlanError):
+            agree(None, program)
+        raise
+    agree(fitted.plan.fingerprint, program)
+    return fitted
+
+
+def _fit(step: FlatStep, request: Request, device_limit: int | None) -> Fitted:
     with shown(request.progress):
         if request.plan is not None:
             stage("compiling the step by its saved plan")
@@ -117,6 +139,8 @@ def _key(step: FlatStep, request: Request, device_limit: int | None) -> str:
         "cost_model": request.cost_model,
         "effort": asdict(request.effort),
         "inplace": request.inplace,
+        "override_checkpoint": request.override_checkpoint,
+        "recompute_collectives": request.recompute_collectives,
         "has_calls": request.inplace is not False and is_available(step.platform),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]

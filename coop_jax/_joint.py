@@ -27,7 +27,10 @@ class Joint:
 
 
 def flatten_joint(
-    first: Equation, second: Equation, same: dict[int, tuple[str, int]]
+    first: Equation,
+    second: Equation,
+    same: dict[int, tuple[str, int]],
+    merge: bool = True,
 ) -> Joint:
     """Flattens the bodies of two scans, one after the other.
 
@@ -35,8 +38,10 @@ def flatten_joint(
       first, second: scan equations.
       same: operands of the second body that are ("input", i) operand `i` of the first
         body or ("output", i) its result `i`.
+      merge: False leaves equal equations apart; those of the first body then have the
+        numbers they have in it.
     """
-    builder = Builder()
+    builder = Builder(merge)
     top = source_info_util.new_name_stack()
 
     def body(equation: Equation, operands: Sequence[Atom]) -> list[Atom]:

@@ -57,10 +57,17 @@ class Site:
         )
 
 
-def find_sites(program: Program, platform: str) -> list[Site]:
-    """All scan pairs of a program, outer loops first."""
+def find_sites(
+    program: Program, platform: str, once: frozenset[Place] = frozenset()
+) -> list[Site]:
+    """All scan pairs of a program, outer loops first.
+
+    Args:
+      once: places where devices communicate. What a loop with such a place computes
+        again is cheap: which of its products communicate depends on XLA's partitioner.
+    """
     rates = RATES.get(platform, RATES["gpu"])
-    return _sites(program, rates, (), 1)
+    return _sites(program, rates, (), 1, once)
 
 
 def rewritten(program: Program, plans: Sequence[LoopPlan], platform: str) -> Program:
@@ -86,24 +93,37 @@ def rewritten(program: Program, plans: Sequence[LoopPlan], platform: str) -> Pro
 
 
 def _sites(
-    program: Program, rates: DeviceRates, around: Place, times: int
+    program: Program,
+    rates: DeviceRates,
+    around: Place,
+    times: int,
+    once: frozenset[Place],
 ) -> list[Site]:
     pairs = find_pairs(program)
-    found = [_site(program, pair, rates, around, times) for pair in pairs]
+    found = [_site(program, pair, rates, around, times, once) for pair in pairs]
     taken = {k for pair in pairs for k in (pair.forward, pair.backward)}
     for k, equation in enumerate(program.equations):
         if equation.primitive.name != "scan" or k in taken:
             continue
-        body = _body(equation)
-        inside = _sites(body, rates, (*around, k), times * equation.params["length"])
+        body = replace(_body(equation), partitions=program.partitions)
+        inside = _sites(
+            body, rates, (*around, k), times * equation.params["length"], once
+        )
         found += [replace(site, equations=(k, k)) for site in inside]
     return found
 
 
 def _site(
-    program: Program, pair: ScanPair, rates: DeviceRates, around: Place, times: int
+    program: Program,
+    pair: ScanPair,
+    rates: DeviceRates,
+    around: Place,
+    times: int,
+    once: frozenset[Place],
 ) -> Site:
-    body = body_problem(pair, program, rates)
+    place = (*around, pair.forward)
+    is_cheap_only = any(at[: len(place)] == place for at in once)
+    body = body_problem(pair, program, rates, is_cheap_only)
     forward, backward = (
         program.equations[pair.forward],
         program.equations[pair.backward],
@@ -120,7 +140,7 @@ def _site(
         times=times,
     )
     return Site(
-        (*around, pair.forward),
+        place,
         pair,
         body,
         choices,

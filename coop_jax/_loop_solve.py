@@ -32,11 +32,18 @@ from ._origin import origin_of
 from ._plan import Plan, fingerprint
 from ._planner import Effort
 from ._progress import stage
-from ._regions import is_region, plan_bodies, tie_bodies, with_bodies
+from ._regions import (
+    Place,
+    communicating,
+    is_region,
+    plan_bodies,
+    tie_bodies,
+    with_bodies,
+)
 from ._solve import Candidate, Workbench
 from ._validate import live_bytes
 
-_MOST_COMPILES = 6
+_MOST_COMPILES = 5
 _WORTH_LOOSENING = 0.03
 
 
@@ -76,7 +83,7 @@ class LoopWorkbench:
         self.inplace: InPlace = inplace
         self.plain = Workbench(step, policy, cost_model, inplace)
         # The online policies are published for straight lines, and stay that.
-        self.sites = find_sites(step.program, step.platform) if policy == "coop" else []
+        self.sites = self._find_sites() if policy == "coop" else []
         units = self.plain.profile.units
         self._op_of = {unit.root: op for op, unit in enumerate(units)}
         self.rewritten: list[Rewritten] = []
@@ -183,7 +190,8 @@ class LoopWorkbench:
 
     def _approach(self, room: int, effort: Effort) -> None:
         aim, has_loosened = room, False
-        while self.compiles < _MOST_COMPILES:
+        most = self.compiles + _MOST_COMPILES
+        while self.compiles < most:
             known = len(self.rewritten)
             rewritten = self._rewrite(self._choose(aim))
             if len(self.rewritten) == known:
@@ -304,7 +312,8 @@ class LoopWorkbench:
         surplus = self.unplanned.temp - int(alive.max())
         for site, size in zip(self.sites, sizes, strict=True):
             first, last = (self._op_of[k] for k in site.equations)
-            alive[first : last + 1] += size - site.written
+            change = (size - site.written) // self.step.program.partitions
+            alive[first : last + 1] += change
         return int(alive.max()) + surplus
 
     def _rewrite(self, variants: Sequence[Variant]) -> Rewritten:
@@ -318,6 +327,13 @@ class LoopWorkbench:
         found = Rewritten(tuple(variants), plans, (), bench)
         self.rewritten.append(found)
         return found
+
+    def _find_sites(self) -> list[Site]:
+        program = self.step.program
+        once = frozenset[Place]()
+        if program.partitions > 1 and not program.repeats_collectives:
+            once = communicating(self.plain.buffers)
+        return find_sites(program, self.step.platform, once)
 
     # Candidates
 

@@ -11,10 +11,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import jax.extend.core as jexc
+
 from ._chains import choose_chains
 from ._cost import RATES, DeviceRates, flops, nbytes
 from ._hlo import OwnedBuffer
 from ._program_words import InplaceProgram
+from ._shards import communicates, localized
 from ._trace import Equation, Literal, Program, Variable
 from ._types import Op, OpId, Problem, Value, ValueId
 from ._units import FUSIBLE, Graph, Unit, choose_roots
@@ -78,8 +81,9 @@ def profile(
       inplace: whether chains that XLA does not compute in place become calls that do.
     """
     rates = rates or RATES.get(platform, RATES["gpu"])
-    graph = Graph(program)
     owned = _by_equation(buffers)
+    program = localized(program, owned)
+    graph = Graph(program)
     roots = choose_roots(graph, owned)
     programs: dict[int, InplaceProgram] = {}
     if inplace:
@@ -167,7 +171,7 @@ class _ProblemBuilder:
                 outputs,
                 cost,
                 workspace=self._workspace(unit, equation),
-                is_recomputable=is_recomputable(equation),
+                is_recomputable=self._is_recomputable(unit),
                 is_expensive=operations > _DENSE_FLOPS_PER_BYTE * touched,
                 in_place=self._in_place(unit, equation),
             )
@@ -193,7 +197,21 @@ class _ProblemBuilder:
         )
 
     def _flops(self, k: int) -> float:
-        return flops(self.graph.equations[k], self.graph.program.avals)
+        program = self.graph.program
+        return flops(self.graph.equations[k], program.avals) / program.partitions
+
+    def _is_recomputable(self, unit: Unit) -> bool:
+        """Not if it has effects, nor, unless allowed, if devices communicate in it."""
+        program = self.graph.program
+        equations = (*unit.inlined, unit.root)
+        if not program.repeats_collectives and any(
+            communicates(self.owned.get(k, ())) for k in equations
+        ):
+            return False
+        return all(
+            is_recomputable(program.equations[k], program.repeats_collectives)
+            for k in equations
+        )
 
     def _workspace(self, unit: Unit, equation: Equation) -> int:
         """Bytes of the op's buffers other than its outputs, overlaps counted once."""
@@ -270,9 +288,24 @@ class _ProblemBuilder:
         return tuple(pairs)
 
 
-def is_recomputable(equation: Equation) -> bool:
+def is_recomputable(equation: Equation, repeats_collectives: bool = False) -> bool:
+    """Whether the equation may run more than once."""
     name = equation.primitive.name
-    return not equation.effects and name not in _STATEFUL and name not in _COLLECTIVES
+    if equation.effects or name in _STATEFUL:
+        return False
+    return repeats_collectives or not (_COLLECTIVES & {name, *_names_inside(equation)})
+
+
+def _names_inside(equation: Equation) -> set[str]:
+    """Primitives in the programs that the equation holds."""
+    names: set[str] = set()
+    todo = list(jexc.jaxprs_in_params(equation.params))
+    while todo:
+        body = todo.pop()
+        for eqn in getattr(body, "jaxpr", body).eqns:
+            names.add(eqn.primitive.name)
+            todo += jexc.jaxprs_in_params(eqn.params)
+    return names
 
 
 def donation(program: Program, graph: Graph) -> dict[Variable, Variable]:

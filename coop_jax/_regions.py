@@ -23,6 +23,7 @@ from ._loops import scan_with
 from ._planner import Effort, plan, smallest
 from ._profile import Profile, profile, scope
 from ._scan_emit import rewrite
+from ._shards import communicates
 from ._trace import Equation, Program, flatten, read
 from ._types import Problem
 from ._validate import live_bytes
@@ -44,6 +45,15 @@ def body_of(equation: Equation) -> Program:
     """The body of a loop as a program."""
     closed = equation.params["jaxpr"]
     return flatten(closed, (False,) * len(closed.jaxpr.invars), merge=False)
+
+
+def _inside(program: Program, equation: Equation) -> Program:
+    """The body of a loop of the program, on as many devices."""
+    return replace(
+        body_of(equation),
+        partitions=program.partitions,
+        repeats_collectives=program.repeats_collectives,
+    )
 
 
 def evaluate(program: Program, values: Sequence[Any], name: str = "eqn") -> list[Any]:
@@ -123,7 +133,7 @@ def _tied(
             continue
         place = (*around, unit.root)
         own = _named(buffers, place)
-        inside = profile(body_of(equation), own, 0, platform)
+        inside = profile(_inside(found.program, equation), own, 0, platform)
         order = tuple((k,) for k in inside.problem.program_order)
         plans.append(BodyPlan(place, order, 0.0, own))
         # What the outer loop holds beside its working set is in its operands.
@@ -146,7 +156,7 @@ def _bodies(
     for k in {p.place[0] for p in plans}:
         own = next((p for p in plans if p.place == (k,)), None)
         inside = [replace(p, place=p.place[1:]) for p in plans if p.place[0] == k]
-        body = body_of(program.equations[k])
+        body = _inside(program, program.equations[k])
         deeper = _bodies(body, [p for p in inside if p.place], platform)
         equations = list(body.equations)
         for at, function in deeper.items():
@@ -201,18 +211,19 @@ class _BodyPlanner:
             equation = found.program.equations[unit.root]
             over = alive[op] - allowed
             if over > 0 and is_region(equation) and ops[op].workspace:
-                saved = self._plan_body(equation, (*around, unit.root), times, over)
+                place = (*around, unit.root)
+                saved = self._plan_body(found.program, equation, place, times, over)
                 reached = max(0, ops[op].workspace - saved)
                 ops[op] = replace(ops[op], workspace=reached)
         return replace(problem, ops=tuple(ops))
 
     def _plan_body(
-        self, equation: Equation, place: Place, times: int, over: int
+        self, program: Program, equation: Equation, place: Place, times: int, over: int
     ) -> int:
         """Plans a body that takes `over` bytes too many; returns the bytes saved."""
         times *= equation.params["length"]
         own = _named(self._buffers, place)
-        found = profile(body_of(equation), own, 0, self._platform)
+        found = profile(_inside(program, equation), own, 0, self._platform)
         written = _packed(found.problem)
         pool = max(1, written - over)
         problem = self.plan_loops(found, place, times, pool)
@@ -238,6 +249,12 @@ def _by_place(
         place = tuple(map(int, _NAMED.findall(buffer.op_name)))
         found.setdefault(place, []).append(buffer)
     return found
+
+
+def communicating(buffers: Sequence[OwnedBuffer]) -> frozenset[Place]:
+    """Places of the equations in which devices communicate."""
+    places = _by_place(buffers)
+    return frozenset(place for place, own in places.items() if communicates(own))
 
 
 def _named(

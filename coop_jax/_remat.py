@@ -47,6 +47,8 @@ def remat(
     cost_model: str = "roofline",
     time_limit: float = 20.0,
     inplace: InPlace = "auto",
+    override_checkpoint: bool = False,
+    recompute_collectives: bool = False,
     plan: Plan | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -78,6 +80,10 @@ def remat(
         normalisation, dropout) by a native call that overwrites an operand: "auto" for
         where no other plan is as small, False for never, True for wherever XLA holds
         more bytes by itself. Without the native library "auto" is False.
+      override_checkpoint: whether the plan decides about what the step's own
+        `jax.checkpoint` recomputes, too; by default that stays recomputed.
+      recompute_collectives: whether a partitioned step may communicate again to
+        compute a value again; by default no collective runs more often than written.
       plan: a plan made before (`coop_jax.load_plan`), to run without planning; instead
         of a budget.
       cache_dir: directory where plans are kept and looked up; any number of processes
@@ -117,6 +123,8 @@ def remat(
             cost_model=cost_model,
             time_limit=time_limit,
             inplace=inplace,
+            override_checkpoint=override_checkpoint,
+            recompute_collectives=recompute_collectives,
             plan=plan,
             cache_dir=cache_dir,
             progress=progress,
@@ -138,7 +146,18 @@ def remat(
         jitted = fun
     effort = Effort(time_limit=time_limit)
     cache = cache_at(cache_dir)
-    request = Request(asked, policy, cost_model, effort, inplace, plan, cache, progress)
+    request = Request(
+        asked,
+        policy,
+        cost_model,
+        effort,
+        inplace=inplace,
+        override_checkpoint=bool(override_checkpoint),
+        recompute_collectives=bool(recompute_collectives),
+        plan=plan,
+        cache=cache,
+        progress=progress,
+    )
     return Rematerialized(jitted, request)
 
 
@@ -224,7 +243,12 @@ class Rematerialized:
     def _fit(self, traced: Any, leaves: list[Any]) -> Fitted:
         key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
         if key not in self._fitted:
-            step = flat_step(traced, leaves)
+            step = flat_step(
+                traced,
+                leaves,
+                override_checkpoint=self._request.override_checkpoint,
+                recompute_collectives=self._request.recompute_collectives,
+            )
             self._fitted[key] = fit(step, self._request, _device_limit(step))
         return self._fitted[key]
 

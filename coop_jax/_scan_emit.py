@@ -14,7 +14,7 @@ A program is rewritten by tracing it anew, so the pipeline after it is unchanged
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,18 @@ def rewrite(
         for a in (program.avals[v] for v in program.arguments)
     ]
     # What two loops fill must not begin as one array of zeros.
-    return flatten(jax.make_jaxpr(run)(*structs), program.donated, merge=False)
+    found = flatten(jax.make_jaxpr(run)(*structs), program.donated, merge=False)
+    sizes = {
+        ours: program.sizes[theirs]
+        for ours, theirs in zip(found.arguments, program.arguments, strict=True)
+        if theirs in program.sizes
+    }
+    return replace(
+        found,
+        partitions=program.partitions,
+        sizes=sizes,
+        repeats_collectives=program.repeats_collectives,
+    )
 
 
 def _scan_with(

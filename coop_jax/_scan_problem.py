@@ -29,11 +29,19 @@ class BodyProblem:
     alias_of: dict[Variable, Variable] = field(repr=False)
 
 
-def body_problem(pair: ScanPair, program: Program, rates: DeviceRates) -> BodyProblem:
+def body_problem(
+    pair: ScanPair,
+    program: Program,
+    rates: DeviceRates,
+    is_cheap_only: bool = False,
+) -> BodyProblem:
     """Builds the problem of a pair.
 
     Operands of the forward scan that are not held in any case come first, as ops that
     cannot be repeated: to read one behind the seam is to keep it.
+
+    Args:
+      is_cheap_only: whether only what XLA fuses may run again.
     """
     joint = pair.joint.program
     graph = Graph(joint)
@@ -83,7 +91,8 @@ def body_problem(pair: ScanPair, program: Program, rates: DeviceRates) -> BodyPr
                 inputs,
                 outputs,
                 max(operations / rates.flops, moved / rates.bytes),
-                is_recomputable=is_recomputable(equation),
+                is_recomputable=is_recomputable(equation)
+                and (not is_cheap_only or equation.primitive.name in FUSIBLE),
             )
         )
         equations.append(k)

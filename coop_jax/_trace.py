@@ -14,7 +14,7 @@ import contextlib
 import os.path
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -112,6 +112,9 @@ class Program:
       avals: shape and dtype of every variable, by number.
       constants: (variable, array) pairs captured by the traced function.
       donated: per argument, whether the caller gives its bytes away.
+      partitions: devices that a partitioned step runs on.
+      sizes: bytes per device of values that are split.
+      repeats_collectives: whether communication may be done again.
     """
 
     arguments: tuple[Variable, ...]
@@ -120,6 +123,9 @@ class Program:
     outputs: tuple[Atom, ...]
     avals: tuple[Any, ...]
     donated: tuple[bool, ...]
+    partitions: int = 1
+    sizes: Mapping[Variable, int] = field(default_factory=dict, repr=False)
+    repeats_collectives: bool = False
 
     def evaluate(
         self, values: Sequence[Any], scope_of: Callable[[int], str] | None = None
@@ -154,15 +160,22 @@ def read(env: Mapping[Variable, Any], atom: Atom) -> Any:
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
-def flatten(closed: Any, donated: Sequence[bool], merge: bool = True) -> Program:
+def flatten(
+    closed: Any,
+    donated: Sequence[bool],
+    merge: bool = True,
+    override_checkpoint: bool = False,
+) -> Program:
     """Flattens a closed jaxpr, drops dead equations and merges equal ones.
 
     Args:
       closed: jaxpr of the whole step (`jax.stages.Traced.jaxpr`).
       donated: per flat argument, whether it is donated.
       merge: False leaves equal equations apart.
+      override_checkpoint: what `jax.checkpoint` computes again is merged with its
+        original.
     """
-    builder = Builder(merge)
+    builder = Builder(merge, override_checkpoint)
     arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
     constants = [builder.constant(c) for c in closed.consts]
     top = source_info_util.new_name_stack()
@@ -181,8 +194,9 @@ def flatten(closed: Any, donated: Sequence[bool], merge: bool = True) -> Program
 class Builder:
     """Collects flat equations while walking nested jaxprs."""
 
-    def __init__(self, merge: bool = True) -> None:
+    def __init__(self, merge: bool = True, override_checkpoint: bool = False) -> None:
         self.merge = merge
+        self.override_checkpoint = override_checkpoint
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: list[tuple[Variable, Any]] = []
@@ -250,7 +264,8 @@ class Builder:
     ):
         """The barrier `jax.checkpoint` puts before a differentiated body."""
         prevent_cse = eqn.params.get("prevent_cse", True)
-        if not eqn.params.get("differentiated", False) or prevent_cse is False:
+        is_differentiated = eqn.params.get("differentiated", False)
+        if self.override_checkpoint or not is_differentiated or prevent_cse is False:
             return inputs
         variables = tuple(a for a in inputs if not isinstance(a, Literal))
         outputs = tuple(self.new(self.avals[v]) for v in variables)

@@ -90,7 +90,8 @@ class Graph:
         return list(dict.fromkeys(map(self.resolve, self.equations[k].variables)))
 
     def bytes(self, variable: Variable) -> int:
-        return nbytes(self.program.avals[variable])
+        size = self.program.sizes.get(variable)
+        return nbytes(self.program.avals[variable]) if size is None else size
 
     def is_read_by_caller(self, k: int) -> bool:
         return any(v in self.outputs for v in self.equations[k].outputs)
