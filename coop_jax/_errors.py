@@ -35,6 +35,12 @@ class BudgetError(ValueError):
       buffers: what is alive at that program's peak, largest first.
       advice: sentences on what would help, beside the usual ones.
       plan: the `Plan` of that program, if there is one; its `explain()` tells more.
+
+    Example:
+      >>> try:
+      ...     coop_jax.remat(train_step, "1kB").plan(state, batch)
+      ... except coop_jax.BudgetError as error:
+      ...     print(error.floor, "bytes are the fewest that were reached")
     """
 
     def __init__(
@@ -67,6 +73,12 @@ class PlanError(ValueError):
     Attributes:
       summary: what was refused.
       reasons: sentences on what stands in the way.
+
+    Example:
+      >>> try:
+      ...     coop_jax.remat(jax.nn.relu, plan=step.plan(state, batch)).plan(batch)
+      ... except coop_jax.PlanError as error:
+      ...     print(error.reasons[0])
     """
 
     def __init__(self, summary: str, reasons: Sequence[str]) -> None:

@@ -70,11 +70,24 @@ class Frontier:
         Raises:
           ValueError: another suffix.
           ImportError: matplotlib is not installed (`coop_jax[plot]`).
+
+        Example:
+          >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0, 0.6])
+          >>> curve.plot("frontier.png")
         """
         draw_curve(self, path)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes one row per plan, then one per compared step."""
+        """Writes one row per plan, then one per compared step.
+
+        Args:
+          path: of the file. Columns: name, budget, bytes, temporary, fixed (bytes),
+            flops and time over those of the step as written, fingerprint.
+
+        Example:
+          >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0, 0.6])
+          >>> curve.to_csv("frontier.csv")
+        """
         write_whole(Path(path), csv_text(self))
 
     def __str__(self) -> str:
@@ -126,7 +139,9 @@ def frontier(
       ValueError: fewer than two points.
 
     Example:
-      >>> curve = coop_jax.frontier(train_step, state, batch, donate_argnums=0)
+      >>> curve = coop_jax.frontier(
+      ...     train_step, state, batch, points=3, donate_argnums=0
+      ... )
       >>> print(curve)
       >>> curve.plot("frontier.svg")
     """

@@ -227,15 +227,42 @@ class Rematerialized:
         return self if instance is None else functools.partial(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Plans for these arguments (arrays or `ShapeDtypeStruct`s) without running.
+        """Plans for these arguments without running.
+
+        Args:
+          *args: as for the step: arrays or `jax.ShapeDtypeStruct`s.
+          **kwargs: its named arguments.
+
+        Returns:
+          The plan that the step runs by on such arguments.
 
         Raises:
           BudgetError: no program within the budget was found.
+          PlanError: the step has a saved plan, and that was made for something else.
+
+        Example:
+          >>> plan = step.plan(state, batch)
+          >>> plan.measured.total <= plan.budget
+          True
         """
         return self._fit(*trace_step(self._jitted, args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Plans, and lowers the planned step as `jax.jit(step).lower` would."""
+        """Plans, and lowers the planned step as `jax.jit(step).lower` would.
+
+        Args:
+          *args: as for the step: arrays or `jax.ShapeDtypeStruct`s.
+          **kwargs: its named arguments.
+
+        Returns:
+          The ordinary `jax.stages.Lowered`, to compile, or to read as StableHLO.
+
+        Raises:
+          BudgetError: no program within the budget was found.
+
+        Example:
+          >>> compiled = step.lower(state, batch).compile()
+        """
         traced, leaves = trace_step(self._jitted, args, kwargs)
         fitted = self._fit(traced, leaves)
         return _lower(fitted, traced)

@@ -1,4 +1,4 @@
-"""A small GPT in flax.linen, with dropout and AdamW, learns to write this file."""
+"""A small GPT in flax.linen, with dropout and AdamW, learns to write sonnets."""
 
 from pathlib import Path
 
@@ -41,7 +41,8 @@ def train_step(state, tokens, key):
 
 
 def main():
-    text = np.frombuffer(Path(__file__).read_bytes(), np.uint8).astype(np.int32)
+    path = Path(__file__).with_name("sonnets.txt")
+    text = np.frombuffer(path.read_bytes(), np.uint8).astype(np.int32)
     starts = np.random.default_rng(0).integers(len(text) - LENGTH - 1, size=(12, BATCH))
     windows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)
     model, key = GPT(), jax.random.key(0)

@@ -1,5 +1,6 @@
 """Every example runs as a user runs it, meets its budget, and learns."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -33,20 +34,25 @@ def run(path: Path) -> str:
 
 def test_the_examples_are_short_and_import_nothing_private() -> None:
     assert [path.stem for path in EXAMPLES] == [
+        "fsdp_devices",
         "gpt_linen",
+        "lora_orbax",
         "mlp_plain_jax",
+        "resnet_images",
         "transformer_equinox",
         "vit_nnx",
     ]
     for path in EXAMPLES:
         source = path.read_text()
-        assert len(source.splitlines()) <= 60, path.name
+        assert len(source.splitlines()) <= 72, path.name
         assert "coop_jax._" not in source
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_meets_its_budget_and_learns(path: Path) -> None:
+    if "orbax" in path.stem and importlib.util.find_spec("orbax") is None:
+        pytest.skip("needs orbax-checkpoint, which is in coop_jax[test]")
     printed = run(path)
     bytes_of = {label: int(n.replace(",", "")) for label, n in _BYTES.findall(printed)}
     assert bytes_of["planned"] <= bytes_of["budget"] < bytes_of["unplanned"], printed
