@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import itertools
 import os
 from collections.abc import Callable
 from typing import Any, overload
@@ -14,6 +13,7 @@ from jax.core import Tracer
 
 from ._budget import Budget, BudgetLike, parse_budget
 from ._compile import FlatStep, flat_step
+from ._dynamic import dynamic_leaves
 from ._fit import Request, cache_at, fit
 from ._inplace import InPlace
 from ._plan import Plan
@@ -297,7 +297,7 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
             f"{type(jitted).__name__} is not a function of `jax.jit`. Pass "
             "the function beneath it, with its state split into arrays."
         )
-    return traced, _dynamic_leaves(traced, args, kwargs)
+    return traced, dynamic_leaves(traced, args, kwargs)
 
 
 def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:
@@ -379,44 +379,3 @@ def _device_limit(step: FlatStep) -> int | None:
     except (RuntimeError, jax.errors.JaxRuntimeError, NotImplementedError):
         return None
     return (statistics or {}).get("bytes_limit")
-
-
-def _dynamic_leaves(traced: Any, args: tuple, kwargs: dict) -> list[Any]:
-    """Flat arguments without the static ones, which `traced` leaves out."""
-    positional, named = traced.args_info
-    chosen = _dynamic_arguments(args, positional)
-    leaves = [leaf for arg in chosen for leaf in jax.tree.leaves(arg)]
-    leaves += jax.tree.leaves({name: kwargs[name] for name in named})
-    return leaves
-
-
-def _dynamic_arguments(args: tuple, infos: tuple) -> tuple:
-    """The arguments, in order, whose structure and types are those of `infos`."""
-    if len(args) == len(infos):
-        return args
-    matches = [
-        chosen
-        for chosen in itertools.combinations(args, len(infos))
-        if all(_matches(a, info) for a, info in zip(chosen, infos, strict=True))
-    ]
-    if len(matches) != 1:
-        raise TypeError(
-            f"{len(args)} positional arguments, of which {len(args) - len(infos)} are "
-            f"static, can be matched in {len(matches)} ways to what `jax.jit` traced. "
-            "Make the static ones `static_argnames` and pass them by keyword."
-        )
-    return matches[0]
-
-
-def _matches(argument: Any, info: Any) -> bool:
-    if jax.tree.structure(argument) != jax.tree.structure(info):
-        return False
-    for leaf, wanted in zip(
-        jax.tree.leaves(argument), jax.tree.leaves(info), strict=True
-    ):
-        if not hasattr(leaf, "shape") and not isinstance(leaf, int | float | complex):
-            return False
-        aval = jax.typeof(leaf)
-        if (aval.shape, aval.dtype) != (wanted.shape, wanted.dtype):
-            return False
-    return True
