@@ -126,10 +126,11 @@ class _Emission:
         self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
     ) -> None:
         is_large = any(self._is_large(op) for op in part)
+        local = {v: self.env[v] for v in reads}
         literals: dict[Place, Any] = {}
         if is_large and self.trigger is not None:
-            literals = self._tie(part, reads, self.trigger)
-        local = {v: self.env[v] for v in reads} | self.shared
+            literals = self._tie(part, local, self.trigger)
+        local |= self.shared
         for op in part:
             overwritten = self.overwritten.get((index, op))
             if op in self.done:
@@ -158,9 +159,9 @@ class _Emission:
         )
 
     def _tie(
-        self, part: Sequence[OpId], reads: Sequence[Variable], trigger: Variable
+        self, part: Sequence[OpId], local: dict[Variable, Any], trigger: Variable
     ) -> dict[Place, Any]:
-        """Makes what the part starts from available only after the trigger.
+        """Makes what the part starts from, `local`, available only after the trigger.
 
         The trigger passes too, and is read on from behind the barrier: XLA takes
         operands that nothing reads out of a barrier, and the order with them.
@@ -180,10 +181,12 @@ class _Emission:
             if stacks(self.program.equations[root]) and (root, STACKS) not in places:
                 places[root, STACKS] = None
                 literals.append(jnp.zeros((), jnp.int32))
-        tied = [v for v in dict.fromkeys((*reads, trigger)) if v not in self.gathered]
-        before = [self.env[v] for v in tied]
-        behind = lax.optimization_barrier([*before, *literals])
-        self.env.update(zip(tied, behind, strict=False))
+        passing = {**local, trigger: self.env[trigger]}
+        tied = {v: x for v, x in passing.items() if v not in self.gathered}
+        behind = lax.optimization_barrier([*tied.values(), *literals])
+        tied.update(zip(tied, behind, strict=False))
+        self.env[trigger] = tied.get(trigger, self.env[trigger])
+        local.update({v: x for v, x in tied.items() if v in local})
         return dict(zip(places, behind[len(tied) :], strict=True))
 
     def _literal(self, k: int, place: int) -> Any:
