@@ -323,7 +323,7 @@ class Search:
         best_cost = present_cost = state.cost
         deadline = time.monotonic() + effort.time_limit
         idle = 0
-        rounds = effort.rounds * max(1, _SMALL // max(state.length, 1))
+        rounds = effort.rounds * min(5, max(1, _SMALL // max(state.length, 1)))
         for _ in range(10 * rounds):
             is_spent = self.moves_left <= 0 or time.monotonic() > deadline
             if idle >= rounds or not state.remats() or is_spent:
