@@ -15,6 +15,7 @@ would otherwise make that array once, at the very start, and keep it to the end.
 barriers vanish before buffer assignment and cost nothing at run time.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ._cost import nbytes
 from ._inplace import call
 from ._loops import scan_from, stacks
 from ._profile import Profile
@@ -235,7 +237,11 @@ def _gathered(program: Program) -> set[Variable]:
     """
     if program.partitions == 1 or program.repeats_collectives:
         return set()
-    found = set(program.arguments)
+    found = {
+        v
+        for v in program.arguments
+        if program.sizes.get(v, math.inf) < nbytes(program.avals[v])
+    }
     for equation in program.equations:
         reads = equation.variables
         if reads and equation.primitive.name in FUSIBLE and found.issuperset(reads):

@@ -117,6 +117,7 @@ class Workbench:
             self.profile,
         )
         self._sought_floor = False
+        self._least_pool = 1
         self._has_choice = inplace == "auto" and self._can_call()
         if inplace is True:
             self._plan_calls()
@@ -156,6 +157,7 @@ class Workbench:
                 self._plan_calls()
             stage("looking for the smallest plan")
             planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
+            self._least_pool = planned.peak
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
             quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
@@ -288,8 +290,8 @@ class Workbench:
         planned, starts = None, self._starts(room)
         pool = room - self.profile.standing
         for _ in range(_MOST_PACKINGS):
-            if pool <= 0:
-                return None
+            if pool < self._least_pool:
+                break
             attempt = self._plan(pool, effort, starts)
             if not attempt.fits:
                 break
