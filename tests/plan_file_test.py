@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import coop_jax
 from coop_jax._compile import flat_step
 from coop_jax._origin import Origin, differences, origin_of, program_digest
 from coop_jax._plan import Plan
-from coop_jax._plan_file import from_text, to_text
+from coop_jax._plan_file import _fields, from_text, to_text
 
 ROOT = Path(__file__).absolute().parent.parent
+PAGE = (ROOT / "docs" / "plan_format.md").read_text()
 SHAPES = (
     [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6,
     jax.ShapeDtypeStruct((512, 64), jnp.float32),
@@ -171,6 +174,25 @@ def test_every_cut_of_a_file_is_refused(plan, tmp_path) -> None:
     (tmp_path / "binary").write_bytes(b"\x80\x00")
     with pytest.raises(coop_jax.PlanError, match="not a saved plan"):
         coop_jax.load_plan(tmp_path / "binary")
+
+
+def test_the_page_on_the_format_lists_every_field() -> None:
+    listed = {
+        name: re.findall(r"`(\w+)`", " ".join(re.findall(r"^\|([^|]*)\|", text, re.M)))
+        for name, text in re.findall(r"^#+ `(\w+)`\n(.*?)(?=^#)", PAGE, re.M | re.S)
+    }
+    assert listed == {kind.__name__: list(_fields(kind)) for kind in kinds(Plan)}
+
+
+def kinds(kind: type) -> set[type]:
+    """The dataclasses that one is made of, itself included."""
+    found, unread = {kind}, [*_fields(kind).values()]
+    while unread:
+        wanted = unread.pop()
+        if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+            found |= kinds(wanted)
+        unread += typing.get_args(wanted)
+    return found
 
 
 def test_the_cache_plans_once_for_all_processes(tmp_path) -> None:

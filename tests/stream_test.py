@@ -54,6 +54,16 @@ def test_the_trace_of_the_documentation_is_one(tmp_path: Path) -> None:
     assert work.needed == 4096 + 65536 * 3 + 4096
 
 
+def test_the_documentation_names_every_key(tmp_path: Path) -> None:
+    call = Call("f", ("w",), {"a": 4}, ("w",), 1.5, 16, False, ("a",))
+    path = tmp_path / "trace.jsonl"
+    write(path, [Constant("w", 8), call, Alias("v", "a"), Release("a")], "small")
+    keys = {key for line in path.read_text().splitlines() for key in json.loads(line)}
+    assert len(keys) == 17
+    page = DOCS.read_text()
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
 GOOD = [
     HEADER,
     '{"constant":"w","size":8}',
