@@ -20,6 +20,13 @@ class LargestBatch:
     Attributes:
       size: the batch size.
       plan: its plan.
+
+    Example:
+      >>> def make_args(batch):
+      ...     return state, jax.ShapeDtypeStruct((batch, 64), jnp.float32)
+      >>> found = coop_jax.largest_batch(make_args, train_step, "12GiB", most=4)
+      >>> found.size, found.plan.measured.total <= 12 * 1024**3
+      (4, True)
     """
 
     size: int
@@ -59,10 +66,12 @@ def largest_batch(
 
     Example:
       >>> def make_args(batch):
-      ...     return state, jax.ShapeDtypeStruct((batch, 1024), jnp.int32)
-      >>> found = coop_jax.largest_batch(make_args, train_step, "12GiB", multiple_of=8)
+      ...     return state, jax.ShapeDtypeStruct((batch, 64), jnp.float32)
+      >>> found = coop_jax.largest_batch(
+      ...     make_args, train_step, "12GiB", multiple_of=8, most=32
+      ... )
       >>> found.size
-      24
+      32
     """
     if parse_budget(budget).kind in ("share", "min"):
         raise ValueError(

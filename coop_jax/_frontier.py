@@ -29,6 +29,12 @@ class Compared:
       name: as given.
       memory: bytes, measured by XLA.
       flops: floating point operations over those of the step as written (counted).
+
+    Example:
+      >>> others = {"checkpoint": jax.checkpoint(train_step)}
+      >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0], compare=others)
+      >>> curve.compared[0].name
+      'checkpoint'
     """
 
     name: str
@@ -45,6 +51,11 @@ class Frontier:
       floor: bytes of the smallest program found.
       infeasible: budgets asked for, bytes, that nothing was found for.
       compared: other steps, to compare with.
+
+    Example:
+      >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0, 0.6])
+      >>> [plan.is_planned for plan in curve.plans]
+      [False, True]
     """
 
     plans: tuple[Plan, ...]

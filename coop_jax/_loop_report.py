@@ -24,6 +24,10 @@ class LoopPlan:
       written: bytes kept by the step as written.
       recomputed: operations of one iteration that run again in the backward scan.
       positions: per operation of both bodies, one after the other, where it runs.
+
+    Example:
+      >>> for loop in step.plan(state, batch).loops:
+      ...     print(loop.name, loop.written, "bytes down to", loop.size)
     """
 
     place: tuple[int, ...]

@@ -18,6 +18,11 @@ class MemoryUse:
       output: outputs, donated aliases included.
       alias: bytes of outputs that live in donated arguments.
       temp: XLA's temporary block, after packing.
+
+    Example:
+      >>> use = coop_jax.measure(step, state, batch)
+      >>> use.total == use.argument + use.output - use.alias + use.temp
+      True
     """
 
     argument: int

@@ -35,6 +35,11 @@ class Action:
       is_backward: it belongs to the backward pass (its scope is a transpose).
       cost: seconds one computation takes, by the cost model.
       is_in_place: it takes over the bytes of an input that dies there.
+
+    Example:
+      >>> actions = step.plan(state, batch).actions
+      >>> sum(action.size for action in actions if action.kind == "recomputed") > 0
+      True
     """
 
     name: str
@@ -69,6 +74,10 @@ class Argument:
       size: bytes per device.
       role: "parameters" (donated, read from the start on), "optimizer state"
         (donated, read only at the end), or "inputs".
+
+    Example:
+      >>> step.plan(state, batch).arguments[0].role
+      'parameters'
     """
 
     name: str
@@ -108,6 +117,12 @@ class Plan:
       origin: what it was made for; None for a plan that cannot be saved.
       baseline: what XLA assigned to the step as written.
       has_calls: it has in-place calls, and needs the native library to run.
+
+    Example:
+      >>> plan = step.plan(state, batch)
+      >>> plan.measured.total < plan.unplanned.total
+      True
+      >>> print(plan)
     """
 
     budget: int | None
@@ -225,6 +240,9 @@ class Plan:
 
         Args:
           least: values of fewer bytes are counted together.
+
+        Returns:
+          The lines, to print.
 
         Example:
           >>> print(step.plan(state, batch).table())

@@ -204,7 +204,19 @@ def _check_jit_options(options: dict[str, Any]) -> None:
 
 
 class Rematerialized:
-    """A training step under a memory budget; made by `coop_jax.remat`."""
+    """A training step under a memory budget; made by `coop_jax.remat`.
+
+    Called like the step it was made from, it plans when shapes are new, and runs.
+
+    Raises:
+      BudgetError: no program within the budget was found.
+      PlanError: the step has a saved plan, and that was made for something else.
+
+    Example:
+      >>> step = coop_jax.remat(train_step, budget=0.6, donate_argnums=0)
+      >>> step.plan(state, batch).is_planned
+      True
+    """
 
     def __init__(self, jitted: Any, request: Request):
         self._jitted = jitted
@@ -259,6 +271,7 @@ class Rematerialized:
 
         Raises:
           BudgetError: no program within the budget was found.
+          PlanError: the step has a saved plan, and that was made for something else.
 
         Example:
           >>> compiled = step.lower(state, batch).compile()
