@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import coop_jax
 from coop_jax import _cache
 from coop_jax._cache import Cache, write_whole
+from tests.small_step import SHAPES, train_step
+
+ROOT = Path(__file__).absolute().parent.parent
 
 WRITER = """
 import importlib.util, sys, random
@@ -25,6 +29,26 @@ while True:
     cache.put(key, key * 200_000)
     text = cache.get(key)
     assert text is not None and set(text) == {key} and len(text) == 200_000, key
+"""
+
+PLANNER = """
+import logging, random, sys
+import coop_jax
+from tests.small_step import SHAPES, train_step
+
+class Refused(logging.Handler):
+    def emit(self, record):
+        print("refused", record.getMessage(), flush=True)
+
+logging.getLogger("coop_jax").addHandler(Refused(logging.WARNING))
+print("ready", flush=True)
+while True:
+    share = random.randrange(70, 95) / 100
+    plan = coop_jax.remat(
+        train_step, share, donate_argnums=0, cache_dir=sys.argv[1]
+    ).plan(*SHAPES)
+    assert plan.measured.total <= plan.budget
+    print("stored", share, plan.fingerprint, flush=True)
 """
 
 
@@ -73,36 +97,73 @@ def test_old_leftovers_are_swept_and_young_ones_left(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "young.tmp"]
 
 
-def test_processes_killed_while_writing_lose_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, _cache.__file__, str(tmp_path)]
-    rng = random.Random(0)
-
-    def start() -> subprocess.Popen:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+def start(count: int, source: str, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Processes of their own, once all say that they are ready."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", source, *arguments],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    for process in processes:
         assert process.stdout is not None
-        process.stdout.readline()
-        return process
+        assert process.stdout.readline() == "ready\n"
+    return processes
 
-    writers = [start() for _ in range(8)]
-    try:
-        for _ in range(24):
-            time.sleep(rng.uniform(0, 0.05))
-            victim = rng.randrange(8)
-            # A writer that has died by itself read something it should not have.
-            assert writers[victim].poll() is None
-            writers[victim].kill()
-            writers[victim].communicate()
-            writers[victim] = start()
-        time.sleep(0.1)
-        assert [w.poll() for w in writers] == [None] * 8
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
+
+def killed(process: subprocess.Popen[str]) -> list[str]:
+    """Kills a process that works, and returns the lines that it has said."""
+    # One that has ended by itself read something it should not have.
+    assert process.poll() is None
+    process.kill()
+    return process.communicate()[0].splitlines()
+
+
+def test_processes_killed_while_writing_lose_nothing(tmp_path: Path) -> None:
+    writer = (WRITER, _cache.__file__, str(tmp_path))
+    rng = random.Random(0)
+    writers = start(8, *writer)
+    for _ in range(24):
+        time.sleep(rng.uniform(0, 0.05))
+        victim = rng.randrange(8)
+        killed(writers[victim])
+        (writers[victim],) = start(1, *writer)
+    time.sleep(0.1)
+    for process in writers:
+        killed(process)
     cache = Cache(tmp_path)
     assert {key: cache.get(key) for key in "abcdefgh"} == {
         key: key * 200_000 for key in "abcdefgh"
     }
+
+
+@pytest.mark.slow
+def test_processes_killed_while_planning_lose_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    rng = random.Random(0)
+    for count, process in enumerate(start(8, PLANNER, str(tmp_path)), start=1):
+        while len(list(tmp_path.glob("*.json"))) < count:
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.3))
+        said += killed(process)
+    # A line may be cut off where its process was killed.
+    stored = dict(line.split()[1:] for line in said if line.count(" ") == 2)
+    assert stored
+    assert not [line for line in said if line.startswith("refused")]
+    files = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+    assert len(files) >= 8
+    plans = {path: coop_jax.load_plan(path) for path in files}
+    assert {plan.fingerprint for plan in plans.values()} >= set(stored.values())
+    for share, fingerprint in stored.items():
+        step = coop_jax.remat(
+            train_step, float(share), donate_argnums=0, cache_dir=tmp_path
+        )
+        assert step.plan(*SHAPES).fingerprint == fingerprint
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.json")} == files
 
 
 if __name__ == "__main__":
