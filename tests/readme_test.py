@@ -51,6 +51,23 @@ def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+PAPERS = {"2311.00591": "Coop", "2304.14463": "Moccasin", "2006.09616": "DTR"}
+"""Numbers on arXiv and what the papers are called here."""
+
+
+def test_papers_are_cited_by_their_numbers() -> None:
+    sources = [*PAGES, *(ROOT / "coop_jax").glob("*.py")]
+    for source in sources:
+        words = " ".join(source.read_text().split())
+        cited = re.finditer(r"ar[xX]iv(?:\.org/abs/)?\s?(\d{4}\.\d{5})", words)
+        for match in cited:
+            paper = PAPERS[match[1]]
+            assert paper in words[max(0, match.start() - 300) : match.end()], source
+    text = " ".join((ROOT / "README.md").read_text().split())
+    links = re.findall(r"\[arXiv ([\d.]+)\]\(https://arxiv.org/abs/([\d.]+)\)", text)
+    assert links == [("2311.00591", "2311.00591"), ("2304.14463", "2304.14463")]
+
+
 def test_a_new_user_starts_with_the_demo_and_the_tests() -> None:
     shell = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert shell is not None
