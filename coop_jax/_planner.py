@@ -4,7 +4,8 @@
         seed      the program's own order; if that cannot be made to fit, online Coop
                   with look-ahead: eviction windows in an arena, partitioned, in place
         relieve   it until it fits, trim what is not needed      (`_search`)
-        refine    leave the schedule and come back by another way
+        descend   if no seed fits: to ever smaller pools, each from the last
+        refine    leave the schedule and come back by another way (`_refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
 in place of the past: the waiting time ahead instead of the staleness behind, and the
@@ -13,11 +14,13 @@ seconds, so that a plan is the same on every host; `time_limit` is a guard for t
 extreme case.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
 from ._eviction import LOOKAHEAD
 from ._online import run_online
+from ._refine import refine
 from ._retention import Retention
 from ._search import Effort as Effort
 from ._search import Planned as Planned
@@ -26,9 +29,10 @@ from ._search import Search
 from ._types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4
-_ATTEMPTS = 8
+_ATTEMPTS = 10
 _FIRST_SHARE = 0.3
-_CLOSE = 1.02
+_STRIDE = 0.75
+_SHORTEST = 0.98
 
 
 def plan(
@@ -36,8 +40,10 @@ def plan(
     pool: int,
     effort: Effort | None = None,
     starts: Sequence[Positions] = (),
+    *,
+    is_packed: bool = False,
 ) -> Planned:
-    """Plans `problem` so that at most `pool` bytes are alive at once.
+    """Plans `problem` so that it takes at most `pool` bytes.
 
     Args:
       problem: ops in program order with costs and sizes.
@@ -45,25 +51,25 @@ def plan(
       effort: how long to refine.
       starts: plans for other pools to begin with; from scratch if none can be made to
         fit.
+      is_packed: count what packing loses too (`_buffer_assignment`), not just the
+        bytes alive at once.
 
     Returns:
       The cheapest schedule found; with `fits=False`, none was within the pool and the
       schedule is only the last attempt's.
     """
     effort = effort or Effort()
-    state = Retention(problem)
-    search = Search(state, pool, effort)
+    search = Search(Retention(problem), pool, effort, is_packed)
     outcomes = [search.reach(start) for start in starts]
     for seed in _seeds(problem, pool):
-        if any(outcome.fits for outcome in outcomes):
+        if any(outcome.peak <= pool for outcome in outcomes):
             break
-        search.moves_left = effort.moves
+        search.moves_left = search.moves
         outcomes.append(search.reach(seed))
-    best = min(outcomes, key=lambda outcome: (not outcome.fits, outcome.cost))
-    state.restore(best.positions)
-    if best.fits:
-        search.refine(effort)
-    return search.result(best.fits)
+    best = min(outcomes, key=lambda outcome: (outcome.peak > pool, outcome.cost))
+    if best.peak > pool:
+        best = _descend(search, pool)
+    return refine(search, best, effort) if best.peak <= pool else best
 
 
 def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
@@ -93,38 +99,55 @@ def positions(problem: Problem, schedule: Schedule) -> Positions:
     return tuple(tuple(sorted(where)) for where in places)
 
 
-def smallest(problem: Problem, effort: Effort | None = None) -> Planned:
+def smallest(
+    problem: Problem,
+    effort: Effort | None = None,
+    known: Planned | None = None,
+    *,
+    is_packed: bool = False,
+) -> Planned:
     """Plans for the smallest pool that can be reached.
 
-    Halves the interval between what the largest op needs for itself and the smallest
-    pool reached so far, each time from the best plan and from the program's own order.
+    Args:
+      problem: ops in program order with costs and sizes.
+      effort: how long to refine.
+      known: what `plan` came to where it did not fit, to go on from.
+      is_packed: as for `plan`.
     """
     effort = effort or Effort()
     state = Retention(problem)
-    search = Search(state, state.peak(), effort)
-    best = search.reach(program_order(problem))
-    low, pool = _least(problem), _FIRST_SHARE * best.peak
-    moves = max(effort.moves // 2, min(8 * len(problem.ops), 2 * effort.moves))
+    search = Search(state, state.peak(), effort, is_packed)
+    best = known or _descend(search, _least(problem))
+    search.pool = best.size
+    return refine(search, dataclasses.replace(best, fits=True), effort)
+
+
+def _descend(search: Search, target: int) -> Planned:
+    """The smallest schedule reached on the way down to `target` bytes.
+
+    Goes down in strides, each from the last schedule or else from the program's own
+    order; a stride that leads nowhere is halved.
+    """
+    problem = search.state.problem
+    moves = max(search.moves // 2, min(8 * len(problem.ops), 2 * search.moves))
+    order = program_order(problem)
+    search.state.restore(order)
+    best, stride = search.result(), _FIRST_SHARE
+    tried: set[tuple[Positions, int]] = set()
     for _ in range(_ATTEMPTS):
-        search.pool = max(int(pool), low)
+        search.pool = max(target, int(stride * best.size))
         reached = best
-        for start in (best.positions, program_order(problem)):
-            search.moves_left = moves
-            reached = search.reach(start)
-            if reached.fits:
-                break
-        if reached.fits:
-            best = reached
-        else:
-            low = search.pool
-        if best.peak <= low * _CLOSE:
+        for start in (best.positions, order):
+            if (start, search.pool) not in tried and reached.size >= best.size:
+                tried.add((start, search.pool))
+                search.moves_left = moves
+                reached = search.reach(start)
+        stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
+        best = min(best, reached, key=lambda planned: planned.size)
+        if best.size <= target or stride > _SHORTEST:
             break
-        pool = math.sqrt(low * best.peak)
-    search.pool = best.peak
-    search.moves_left = moves // 2
-    state.restore(best.positions)
-    search.refine(effort)
-    return search.result(fits=True)
+    search.pool, search.moves_left = target, moves
+    return dataclasses.replace(best, fits=best.size <= target)
 
 
 def _least(problem: Problem) -> int:

@@ -230,14 +230,14 @@ class _BodyPlanner:
         reached = _packed(problem)
         if reached <= pool:
             return written - reached
-        planned = plan(problem, pool, self._effort)
+        planned = plan(problem, pool, self._effort, is_packed=True)
         if not planned.fits:
-            planned = smallest(problem, self._effort)
-        if planned.peak >= reached:
+            planned = smallest(problem, self._effort, is_packed=True)
+        if planned.size >= reached:
             return written - reached
         cost = times * (planned.cost - problem.cost(problem.program_order))
         self.plans.append(BodyPlan(place, planned.positions, cost, own))
-        return written - planned.peak
+        return written - planned.size
 
 
 def _by_place(

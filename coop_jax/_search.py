@@ -1,10 +1,8 @@
-"""Moves that fit a schedule into a pool and make it cheaper. Imports no JAX.
+"""Moves that fit a schedule into a pool. Imports no JAX.
 
     relieve   while some position is over the pool: rematerialize across the gap
               that takes most excess bytes away per second of recomputation
     trim      take back every rematerialization that is no longer needed
-    refine    relieve to a slightly smaller pool and trim back, or tear out a few
-              neighbouring rematerializations and repair; keep what is cheaper
 
 A *gap* is a stretch over which a value only waits for its next reader. Dropping it
 means running the producer again just before that reader; each input of the producer is
@@ -14,11 +12,11 @@ moved, which costs nothing.
 """
 
 import random
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from ._buffer_assignment import assign, schedule_buffers
 from ._retention import Edit, Gap, Retention, Step
 from ._types import OpId, Schedule
 
@@ -26,12 +24,9 @@ _NEGLIGIBLE = 1 / 4096
 _MAX_CHAIN = 64
 _PROBES = 12
 _NEAR_BEST = 0.7
-_SQUEEZE = (0.93, 0.995)
-_TEARING = 0.3
-_NOISE = 0.3
-_WORTH_FOLLOWING = 1.003
-_PATIENCE = 8
-_SMALL = 1000
+_MOST_PACKINGS = 6
+_LEAST_MOVES = 4000
+_MOVES_PER_OP = 8
 
 
 type Positions = tuple[tuple[int, ...], ...]
@@ -45,7 +40,7 @@ class Effort:
     Attributes:
       rounds: refinement rounds without improvement before stopping, and at most ten
         times as many in all; problems of few ops, which take no time, get more.
-      moves: steps tried at most, seeds and refinement together; bounds the time.
+      moves: steps tried at most from a seed, refinement included; bounds the time.
       time_limit: seconds after which refinement stops wherever it is.
     """
 
@@ -62,15 +57,23 @@ class Planned:
       schedule: ops in the order they run.
       positions: per op, where it runs (its own position first if it runs at home).
       peak: most bytes alive in the pool at once.
+      size: bytes that count against the pool: `peak`, or the packed block's.
       cost: seconds by the cost model.
-      fits: whether `peak` is within the pool asked for.
+      fits: whether `size` is within the pool asked for.
     """
 
     schedule: Schedule
     positions: Positions
     peak: int
+    size: int
     cost: float
     fits: bool
+
+    def beats(self, other: "Planned") -> bool:
+        """Whether it is cheaper and fits, or else comes nearer to the pool."""
+        if self.fits and other.fits:
+            return self.cost < other.cost
+        return self.fits or (not other.fits and self.size < other.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +108,72 @@ class Relief:
 
 
 class Search:
-    """Moves on one `Retention` towards one pool size."""
+    """Moves on one `Retention` towards one pool.
 
-    def __init__(self, state: Retention, pool: int, effort: Effort) -> None:
+    Attributes:
+      pool: bytes that a schedule may take.
+      room: bytes that may be alive at once: less than `pool` where `is_packed`, by what
+        packing was seen to lose.
+      moves: steps tried at most from one seed.
+    """
+
+    def __init__(
+        self, state: Retention, pool: int, effort: Effort, is_packed: bool = False
+    ) -> None:
         self.state = state
-        self.pool = pool
+        self.pool = self.room = pool
+        self.is_packed = is_packed
         self.minimum = max(1, int(state.peak() * _NEGLIGIBLE))
         self.tiny_cost = 1e-6 * state.cost + 1e-30
         self.rng = random.Random(0)
-        self.moves_left = effort.moves
+        # Compiling a small step takes less time, and so should planning it.
+        self.moves = min(effort.moves, _LEAST_MOVES + _MOVES_PER_OP * state.length)
+        self.moves_left = self.moves
         self.tabu: set[OpId] = set()
         self.relief = Relief(state.bytes_at, pool)
         self.rate = np.inf
 
     def reach(self, start: Positions) -> Planned:
-        """Relieves a schedule until it is within the pool, then trims it."""
-        self.state.restore(start)
-        fits = self.relieve()
-        if fits:
-            self.trim()
-        return self.result(fits)
+        """Relieves a schedule until it is within the pool, then trims it.
 
-    def result(self, fits: bool) -> Planned:
+        What packing loses may still be too much.
+        """
+        self.state.restore(start)
+        self.room = self.pool
+        best: Planned | None = None
+        for _ in range(_MOST_PACKINGS):
+            if not self.relieve():
+                break
+            dearer = self.result()
+            self.trim()
+            found = self.result()
+            for planned in (dearer, found):
+                best = planned if best is None or planned.beats(best) else best
+            if found.fits:
+                break
+            self.room -= found.size - self.pool
+        return best or self.result()
+
+    def result(self) -> Planned:
+        """The present schedule."""
         state = self.state
-        return Planned(
-            state.schedule(), state.snapshot(), state.peak(), state.cost, fits
-        )
+        peak, size = state.peak(), self._size()
+        fits = size <= self.pool
+        return Planned(state.schedule(), state.snapshot(), peak, size, state.cost, fits)
+
+    def _size(self) -> int:
+        """Bytes that the schedule takes."""
+        if not self.is_packed:
+            return self.state.peak()
+        problem = self.state.problem
+        buffers = schedule_buffers(problem, self.state.schedule())
+        return assign(buffers, problem.alignment).peak
 
     # Relieve: from over the pool to within it
 
     def relieve(self, noise: float = 0.0) -> bool:
         """Adds rematerializations until nothing is over the pool, or nothing helps."""
-        while excess := self.state.overload(self.pool):
+        while excess := self.state.overload(self.room):
             if self.moves_left <= 0:
                 return False
             moves = self._rank(noise)
@@ -148,7 +185,7 @@ class Search:
 
     def _rank(self, noise: float) -> list[tuple[float, Gap]]:
         """Gaps over the excess with a bound on bytes per second, best first."""
-        state, relief = self.state, Relief(self.state.bytes_at, self.pool)
+        state, relief = self.state, Relief(self.state.bytes_at, self.room)
         self.relief = relief
         ranked = []
         for gap in state.gaps(self.minimum):
@@ -185,7 +222,7 @@ class Search:
         self.rate = best * _NEAR_BEST
         failures = 0
         for bound, gap in moves:
-            excess = self.state.overload(self.pool)
+            excess = self.state.overload(self.room)
             if bound < best * _NEAR_BEST or failures > _PROBES or excess == 0:
                 break
             _, edits = self._best_variant(gap, excess, best * _NEAR_BEST)
@@ -278,7 +315,7 @@ class Search:
         for op, position in steps:
             state.insert(op, position, log)
         state.sweep([op for op, _ in steps], log)
-        gain = excess - state.overload(self.pool)
+        gain = excess - state.overload(self.room)
         score = gain / max(state.cost - before, self.tiny_cost)
         edits = list(log)
         state.undo(log)
@@ -304,65 +341,7 @@ class Search:
         log: list[Edit] = []
         before = state.cost
         state.remove(op, position, log)
-        if state.cost < before and state.overload(self.pool) == 0:
+        if state.cost < before and state.overload(self.room) == 0:
             return True
         state.undo(log)
         return False
-
-    # Refine: leave the schedule and come back by another way
-
-    def refine(self, effort: Effort) -> None:
-        """Iterated local search around the present schedule, which fits.
-
-        Most rounds plan for a slightly smaller pool and trim back to the real one; the
-        others tear out a few neighbouring rematerializations and repair. A schedule a
-        little dearer than the best is a starting point too.
-        """
-        state = self.state
-        best = present = state.snapshot()
-        best_cost = present_cost = state.cost
-        deadline = time.monotonic() + effort.time_limit
-        idle = 0
-        rounds = effort.rounds * min(5, max(1, _SMALL // max(state.length, 1)))
-        for _ in range(10 * rounds):
-            is_spent = self.moves_left <= 0 or time.monotonic() > deadline
-            if idle >= rounds or not state.remats() or is_spent:
-                break
-            idle += 1
-            if self._leave_and_return():
-                if state.cost < best_cost * (1 - 1e-9):
-                    best, best_cost, idle = state.snapshot(), state.cost, 0
-                if state.cost <= best_cost * _WORTH_FOLLOWING != present_cost:
-                    present, present_cost = state.snapshot(), state.cost
-                    continue
-            if idle % _PATIENCE == 0:
-                present, present_cost = best, best_cost
-            state.restore(present)
-        state.restore(best)
-
-    def _leave_and_return(self) -> bool:
-        """One perturbation and its repair. Returns whether the result fits."""
-        pool = self.pool
-        if self.rng.random() < _TEARING:
-            self._tear_out(self.state.remats())
-        else:
-            self.pool = int(pool * self.rng.uniform(*_SQUEEZE))
-        is_repaired = self.relieve(noise=_NOISE)
-        self.pool = pool
-        self.tabu.clear()
-        if is_repaired:
-            self.trim()
-        return is_repaired
-
-    def _tear_out(self, remats: list[Step]) -> None:
-        """Removes some rematerializations near a random, preferably dear, one."""
-        ops = self.state.problem.ops
-        weights = [ops[k].cost + self.tiny_cost for k, _ in remats]
-        op, centre = self.rng.choices(remats, weights)[0]
-        reach = self.rng.choice((0, 4, 16, 64))
-        if self.rng.random() < 0.7:
-            self.tabu.add(op)
-        for op, position in remats:
-            near = abs(position - centre) <= reach
-            if near and self.rng.random() < 0.6 and position in self.state.runs[op][1:]:
-                self.state.remove(op, position, [])

@@ -43,7 +43,6 @@ from ._validate import live_bytes, live_ranges
 _PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
-_MOST_PACKINGS = 5
 _WORTH_LOOSENING = 0.03
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACK = 1.05
@@ -118,6 +117,7 @@ class Workbench:
         )
         self._sought_floor = False
         self._least_pool = 1
+        self._in_vain: Planned | None = None
         self._has_choice = inplace == "auto" and self._can_call()
         if inplace is True:
             self._plan_calls()
@@ -156,13 +156,15 @@ class Workbench:
             if self._has_choice:
                 self._plan_calls()
             stage("looking for the smallest plan")
-            planned = self._timed(lambda: self.planner.smallest(self.problem, effort))
-            self._least_pool = planned.peak
+            planned = self._timed(
+                lambda: self.planner.smallest(self.problem, effort, self._in_vain)
+            )
+            self._least_pool = planned.size
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
             quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
-            relaxed = self._plan_packed(
-                int(planned.peak * _FLOOR_SLACK) + self.profile.standing, quick
+            relaxed = self._plan(
+                int(planned.size * _FLOOR_SLACK) + self.profile.standing, quick
             )
             if relaxed is not None:
                 self._compile(relaxed)
@@ -216,7 +218,7 @@ class Workbench:
         """From now on plans the step with in-place calls, if it has any."""
         self._has_choice = False
         if self._can_call() and (found := self._profiled(inplace=True)).calls:
-            self.profile = found
+            self.profile, self._in_vain = found, None
         return bool(self.profile.calls)
 
     def _profiled(self, inplace: bool = False) -> Profile:
@@ -265,7 +267,7 @@ class Workbench:
 
     def _try(self, aim: int, room: int, effort: Effort) -> Candidate | None:
         """Plans for `aim` bytes of temporaries and compiles."""
-        planned = self._plan_packed(aim, effort)
+        planned = self._plan(aim, effort)
         if planned is None:
             return None
         candidate = self._compile(planned)
@@ -285,21 +287,18 @@ class Workbench:
         nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
         return max(0, nearest.surplus) + room // 200
 
-    def _plan_packed(self, room: int, effort: Effort) -> Planned | None:
-        """Plans so that the packed block, not just the live bytes, is within `room`."""
-        planned, starts = None, self._starts(room)
+    def _plan(self, room: int, effort: Effort) -> Planned | None:
+        """The cheapest plan found whose packed block is within `room` bytes."""
         pool = room - self.profile.standing
-        for _ in range(_MOST_PACKINGS):
-            if pool < self._least_pool:
-                break
-            attempt = self._plan(pool, effort, starts)
-            if not attempt.fits:
-                break
-            planned, starts = attempt, [attempt.positions]
-            packed = self._packed(planned.schedule)
-            if packed <= room:
-                break
-            pool -= packed - room
+        if pool < self._least_pool:
+            return None
+        starts = self._starts(room)
+        planned = self._timed(
+            lambda: self.planner.plan(self.problem, pool, effort, starts)
+        )
+        if not planned.fits:
+            self._in_vain = planned
+            return None
         return planned
 
     def _starts(self, room: int) -> list[Positions]:
@@ -309,11 +308,6 @@ class Workbench:
         above = [c.positions for c in known if c.predicted > room]
         below = [c.positions for c in known if c.predicted <= room]
         return above[:1] + below[-1:]
-
-    def _plan(self, pool: int, effort: Effort, starts: list[Positions]) -> Planned:
-        return self._timed(
-            lambda: self.planner.plan(self.problem, pool, effort, starts)
-        )
 
     def _packed(self, schedule: Schedule) -> int:
         buffers = schedule_buffers(self.problem, schedule)

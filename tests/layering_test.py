@@ -26,6 +26,7 @@ JAX_FREE = (
     "_eviction",
     "_policies",
     "_planner",
+    "_refine",
     "_search",
     "_retention",
     "_buffer_assignment",
