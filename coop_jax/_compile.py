@@ -17,6 +17,9 @@ from ._hlo import (
     needs_dump,
     owned_buffers,
 )
+from ._loop_sites import with_ruled_loops
+from ._pins import pinned
+from ._rules import NO_RULES, Rules
 from ._trace import Program, flatten
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
@@ -86,18 +89,18 @@ class FlatStep:
 def flat_step(
     traced: Any,
     leaves: Sequence[Any],
-    *,
-    override_checkpoint: bool = False,
-    recompute_collectives: bool = False,
+    rules: Rules = NO_RULES,
 ) -> FlatStep:
     """Flattens a traced step.
 
     Args:
       traced: `jax.stages.Traced`.
       leaves: its dynamic arguments, flat.
-      override_checkpoint: whether `jax.checkpoint` in the step is as if it were not
-        there; else what it recomputes stays recomputed.
-      recompute_collectives: whether communication may be done again.
+      rules: the user's, on what may be computed again.
+
+    Raises:
+      TypeError: the step uses values of an enclosing trace.
+      ValueError: the rules name what the step does not have.
     """
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
     captured = len(traced.jaxpr.jaxpr.invars) - len(donated)
@@ -106,13 +109,15 @@ def flat_step(
             f"the step uses {captured} values of an enclosing `jax.jit`, `grad` or "
             "`vmap` that are not among its arguments. Pass them as arguments."
         )
-    program = flatten(traced.jaxpr, donated, override_checkpoint=override_checkpoint)
-    program = replace(program, repeats_collectives=recompute_collectives)
+    rules.check(traced.jaxpr)
+    program = pinned(flatten(traced.jaxpr, donated, rules=rules))
     abstract = tuple(_abstract(leaf) for leaf in leaves)
     options = _sharding_options(traced, program)
     if options:
         program = replace(program, **_partitioned(program, options))
-    return FlatStep(traced, program, abstract, _platform(leaves), options)
+    platform = _platform(leaves)
+    program = with_ruled_loops(program, platform)
+    return FlatStep(traced, program, abstract, platform, options)
 
 
 def _abstract(leaf: Any) -> Any:

@@ -52,8 +52,8 @@ _TRANSCENDENTAL = {
 _FREE = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
     "transpose", "copy", "copy_p", "slice", "concatenate", "pad", "rev", "iota",
-    "bitcast_convert_type", "stop_gradient", "optimization_barrier", "gather",
-    "dynamic_slice", "dynamic_update_slice", "split",
+    "bitcast_convert_type", "stop_gradient", "name", "optimization_barrier",
+    "gather", "dynamic_slice", "dynamic_update_slice", "split",
 }  # fmt: skip
 _TRANSCENDENTAL_FLOPS = 8
 _THREEFRY_FLOPS = 100

@@ -235,7 +235,7 @@ def _gathered(program: Program) -> set[Variable]:
 
     Behind a barrier of its own, each reader would gather them anew.
     """
-    if program.partitions == 1 or program.repeats_collectives:
+    if program.partitions == 1 or program.rules.recompute_collectives:
         return set()
     found = {
         v

@@ -20,6 +20,7 @@ from ._plan import Plan
 from ._plan_file import from_text, to_text
 from ._planner import Effort
 from ._progress import logger, shown, stage
+from ._rules import NO_RULES, Rules
 from ._saved import Fitted, restore
 
 _FOLDER = "coop_jax"
@@ -35,8 +36,7 @@ class Request:
       cost_model: name of the cost model.
       effort: of the search.
       inplace: whether plans have in-place calls: True, False, or "auto".
-      override_checkpoint: whether plans see through the step's `jax.checkpoint`s.
-      recompute_collectives: whether communication may be done again.
+      rules: the user's, on what may be computed again.
       plan: one made before, which is used as it is.
       cache: where plans are looked up and stored, if anywhere.
       progress: whether a terminal shows what planning is doing.
@@ -47,8 +47,7 @@ class Request:
     cost_model: str
     effort: Effort
     inplace: InPlace = "auto"
-    override_checkpoint: bool = False
-    recompute_collectives: bool = False
+    rules: Rules = NO_RULES
     plan: Plan | None = None
     cache: Cache | None = None
     progress: bool = True
@@ -139,8 +138,7 @@ def _key(step: FlatStep, request: Request, device_limit: int | None) -> str:
         "cost_model": request.cost_model,
         "effort": asdict(request.effort),
         "inplace": request.inplace,
-        "override_checkpoint": request.override_checkpoint,
-        "recompute_collectives": request.recompute_collectives,
+        "rules": request.rules.key(step.traced.jaxpr),
         "has_calls": request.inplace is not False and is_available(step.platform),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]

@@ -165,7 +165,7 @@ def frontier(
         )
     request = planned._request
     with shown(request.progress):
-        flat = flat_step(*trace_step(planned._jitted, args, {}))
+        flat = flat_step(*trace_step(planned._jitted, args, {}), request.rules)
         bench = LoopWorkbench(flat, request.policy, request.cost_model, request.inplace)
         if budgets is None:
             sizes: list[int | None] = _between(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from jax.extend import source_info_util
 
+from ._pins import mark_kept
+from ._rules import Rules
 from ._trace import Atom, Builder, Equation, Program, Variable, drop_dead
 
 
@@ -30,6 +32,7 @@ def flatten_joint(
     first: Equation,
     second: Equation,
     same: dict[int, tuple[str, int]],
+    rules: Rules,
     merge: bool = True,
 ) -> Joint:
     """Flattens the bodies of two scans, one after the other.
@@ -38,10 +41,11 @@ def flatten_joint(
       first, second: scan equations.
       same: operands of the second body that are ("input", i) operand `i` of the first
         body or ("output", i) its result `i`.
+      rules: the user's.
       merge: False leaves equal equations apart; those of the first body then have the
         numbers they have in it.
     """
-    builder = Builder(merge)
+    builder = Builder(merge, rules, is_joint=True)
     top = source_info_util.new_name_stack()
 
     def body(equation: Equation, operands: Sequence[Atom]) -> list[Atom]:
@@ -72,5 +76,6 @@ def flatten_joint(
         tuple(outputs),
         tuple(builder.avals),
         (False,) * len(arguments),
+        rules=rules,
     )
-    return Joint(program, boundary, len(results), tuple(theirs))
+    return Joint(mark_kept(program), boundary, len(results), tuple(theirs))

@@ -14,11 +14,15 @@ from ._cost import RATES, DeviceRates, nbytes
 from ._errors import PlanError
 from ._loop_plan import PairChoices, Variant
 from ._loop_report import LoopPlan
+from ._pins import pinned
+from ._profile import names_inside
 from ._scan_emit import Rewriting, rewrite
 from ._scan_pairs import ScanPair, ScanParts, find_pairs, stacked_bytes
 from ._scan_plan import Keeping
 from ._scan_problem import BodyProblem, body_problem
 from ._trace import Equation, Program, flatten
+
+_CHECKPOINT = "remat2"
 
 type Place = tuple[int, ...]
 
@@ -31,6 +35,7 @@ class Site:
       equations: first and last equation of the whole program over which the pair's
         residuals are alive.
       written: bytes of the residuals as written.
+      has_checkpoint: whether `jax.checkpoint` computes some of them again.
     """
 
     place: Place
@@ -40,6 +45,7 @@ class Site:
     equations: tuple[int, int]
     written: int
     name: str
+    has_checkpoint: bool
 
     def loop_plan(self, variant: Variant) -> LoopPlan:
         """The variant as data."""
@@ -92,6 +98,24 @@ def rewritten(program: Program, plans: Sequence[LoopPlan], platform: str) -> Pro
     return _rewritten(program, rewritings)
 
 
+def with_ruled_loops(program: Program, platform: str) -> Program:
+    """The program with the user's rules in its scan pairs, before any plan.
+
+    They stack nothing that must not be kept, and where `jax.checkpoint` in a body is
+    overridden, they are as without it.
+    """
+    rules = program.rules
+    if not (rules.recompute_names or rules.override_checkpoint):
+        return program
+    plans = [
+        site.loop_plan(site.choices.variants[0])
+        for site in find_sites(program, platform)
+        if site.body.body.never_kept
+        or (rules.override_checkpoint and site.has_checkpoint)
+    ]
+    return rewritten(program, plans, platform)
+
+
 def _sites(
     program: Program,
     rates: DeviceRates,
@@ -105,7 +129,7 @@ def _sites(
     for k, equation in enumerate(program.equations):
         if equation.primitive.name != "scan" or k in taken:
             continue
-        body = replace(_body(equation), partitions=program.partitions)
+        body = _inside(program, equation)
         inside = _sites(
             body, rates, (*around, k), times * equation.params["length"], once
         )
@@ -136,7 +160,8 @@ def _site(
         pair.length,
         carry,
         forward=sum(op.cost for op in body.body.problem.ops[: body.body.seam]),
-        can_chunk=forward.params["reverse"] != backward.params["reverse"],
+        can_chunk=forward.params["reverse"] != backward.params["reverse"]
+        and body.can_repeat_forward,
         times=times,
     )
     return Site(
@@ -147,12 +172,16 @@ def _site(
         (pair.forward, pair.backward),
         stacked_bytes(pair, program),
         forward.location,
+        _CHECKPOINT in names_inside(backward),
     )
 
 
-def _body(equation: Equation) -> Program:
+def _inside(program: Program, equation: Equation) -> Program:
+    """The body of a loop of the program."""
     closed = equation.params["jaxpr"]
-    return flatten(closed, (False,) * len(closed.jaxpr.invars))
+    donated = (False,) * len(closed.jaxpr.invars)
+    body = pinned(flatten(closed, donated, rules=program.rules))
+    return replace(body, partitions=program.partitions)
 
 
 def _rewritten(program: Program, rewritings: Mapping[Place, Rewriting]) -> Program:
@@ -162,7 +191,7 @@ def _rewritten(program: Program, rewritings: Mapping[Place, Rewriting]) -> Progr
         if len(place) > 1:
             inside.setdefault(place[0], {})[place[1:]] = rewriting
     bodies = {
-        k: _rewritten(_body(program.equations[k]), deeper)
+        k: _rewritten(_inside(program, program.equations[k]), deeper)
         for k, deeper in inside.items()
     }
     functions = {k: _on_flat(body) for k, body in bodies.items()}

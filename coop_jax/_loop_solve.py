@@ -331,7 +331,7 @@ class LoopWorkbench:
     def _find_sites(self) -> list[Site]:
         program = self.step.program
         once = frozenset[Place]()
-        if program.partitions > 1 and not program.repeats_collectives:
+        if program.partitions > 1 and not program.rules.recompute_collectives:
             once = communicating(self.plain.buffers)
         return find_sites(program, self.step.platform, once)
 

@@ -69,8 +69,9 @@ def differences(saved: Origin, here: Origin) -> list[str]:
     found += _argument_differences(saved.arguments, here.arguments)
     if not found and saved.program != here.program:
         found.append(
-            "The step computes something else: its equations differ from those the "
-            "plan was made for, though its arguments are of the same types."
+            "The step computes something else: its equations, or the rules on what may "
+            "be computed again, differ from those the plan was made for, though its "
+            "arguments are of the same types."
         )
     return found
 
@@ -101,7 +102,12 @@ def _texts(program: Program) -> Iterator[str]:
         yield repr(equation.outputs)
         for name, value in sorted(equation.params.items()):
             yield f"{name}={_ADDRESS.sub('', repr(value))}"
+        if equation.is_pinned:
+            yield "runs once"
     yield from map(_atom, program.outputs)
+    rules = program.rules
+    yield from (repr(names) for names in (rules.save_names, rules.recompute_names)
+                if names)  # fmt: skip
 
 
 def _atom(atom: Atom) -> str:

@@ -204,12 +204,12 @@ class _ProblemBuilder:
         """Not if it has effects, nor, unless allowed, if devices communicate in it."""
         program = self.graph.program
         equations = (*unit.inlined, unit.root)
-        if not program.repeats_collectives and any(
+        if not program.rules.recompute_collectives and any(
             communicates(self.owned.get(k, ())) for k in equations
         ):
             return False
         return all(
-            is_recomputable(program.equations[k], program.repeats_collectives)
+            is_recomputable(program.equations[k], program.rules.recompute_collectives)
             for k in equations
         )
 
@@ -291,12 +291,12 @@ class _ProblemBuilder:
 def is_recomputable(equation: Equation, repeats_collectives: bool = False) -> bool:
     """Whether the equation may run more than once."""
     name = equation.primitive.name
-    if equation.effects or name in _STATEFUL:
+    if equation.effects or equation.is_pinned or name in _STATEFUL:
         return False
-    return repeats_collectives or not (_COLLECTIVES & {name, *_names_inside(equation)})
+    return repeats_collectives or not (_COLLECTIVES & {name, *names_inside(equation)})
 
 
-def _names_inside(equation: Equation) -> set[str]:
+def names_inside(equation: Equation) -> set[str]:
     """Primitives in the programs that the equation holds."""
     names: set[str] = set()
     todo = list(jexc.jaxprs_in_params(equation.params))

@@ -26,7 +26,7 @@ from ._trace import Program, Variable, flatten
 from ._units import FUSIBLE, Graph, Unit
 
 _NO_BYTES = {
-    "broadcast_in_dim", "copy", "expand_dims", "full", "iota", "random_unwrap",
+    "broadcast_in_dim", "copy", "expand_dims", "full", "iota", "name", "random_unwrap",
     "random_wrap", "reshape", "rev", "slice", "split", "squeeze", "stop_gradient",
     "transpose",
 }  # fmt: skip

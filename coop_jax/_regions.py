@@ -20,8 +20,10 @@ from ._emit import emit
 from ._hlo import OwnedBuffer
 from ._loop_report import BodyPlan
 from ._loops import scan_with
+from ._pins import pinned
 from ._planner import Effort, plan, smallest
 from ._profile import Profile, profile, scope
+from ._rules import Rules
 from ._scan_emit import rewrite
 from ._shards import communicates
 from ._trace import Equation, Program, flatten, read
@@ -41,19 +43,16 @@ def is_region(equation: Equation) -> bool:
 
 
 @lru_cache(maxsize=256)
-def body_of(equation: Equation) -> Program:
+def body_of(equation: Equation, rules: Rules) -> Program:
     """The body of a loop as a program."""
     closed = equation.params["jaxpr"]
-    return flatten(closed, (False,) * len(closed.jaxpr.invars), merge=False)
+    donated = (False,) * len(closed.jaxpr.invars)
+    return pinned(flatten(closed, donated, merge=False, rules=rules))
 
 
 def _inside(program: Program, equation: Equation) -> Program:
     """The body of a loop of the program, on as many devices."""
-    return replace(
-        body_of(equation),
-        partitions=program.partitions,
-        repeats_collectives=program.repeats_collectives,
-    )
+    return replace(body_of(equation, program.rules), partitions=program.partitions)
 
 
 def evaluate(program: Program, values: Sequence[Any], name: str = "eqn") -> list[Any]:
@@ -65,7 +64,7 @@ def evaluate(program: Program, values: Sequence[Any], name: str = "eqn") -> list
             if equation.is_barrier:
                 outputs = lax.optimization_barrier(operands)
             elif is_region(equation) and equation.instead is None:
-                body = partial(_evaluate_row, body_of(equation))
+                body = partial(_evaluate_row, body_of(equation, program.rules))
                 with equation.entered():
                     outputs = scan_with(equation, operands, body)
             else:

@@ -1,29 +1,25 @@
 """`coop_jax.remat`: the function users call."""
 
-import difflib
 import functools
-import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import jax
 import jax.extend.core as jexc
 from jax.core import Tracer
 
-from ._budget import Budget, BudgetLike, parse_budget
+from ._budget import BudgetLike, parse_budget
 from ._compile import FlatStep, flat_step
 from ._dynamic import dynamic_leaves
 from ._fit import Request, cache_at, fit
 from ._inplace import InPlace
+from ._options import check_jit_options, check_options
 from ._plan import Plan
 from ._planner import Effort
-from ._policies import PLANNERS
+from ._rules import Never, make_rules
 from ._saved import Fitted
 
-COST_MODELS = ("roofline", "measured")
-
-_JIT_OPTIONS = tuple(inspect.signature(jax.jit).parameters)[1:]
 _TRACING = (
     "coop_jax: the step is traced as `jax.jit` does, and that failed. Make "
     "`jax.jit(step)(*args)` work first; what decides control flow in Python belongs in "
@@ -49,6 +45,9 @@ def remat(
     inplace: InPlace = "auto",
     override_checkpoint: bool = False,
     recompute_collectives: bool = False,
+    save_names: Iterable[str] = (),
+    recompute_names: Iterable[str] = (),
+    never_recompute: Never = (),
     plan: Plan | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -80,10 +79,17 @@ def remat(
         normalisation, dropout) by a native call that overwrites an operand: "auto" for
         where no other plan is as small, False for never, True for wherever XLA holds
         more bytes by itself. Without the native library "auto" is False.
-      override_checkpoint: whether the plan decides about what the step's own
-        `jax.checkpoint` recomputes, too; by default that stays recomputed.
+      override_checkpoint: whether the step is taken as without its own
+        `jax.checkpoint`s, so that the plan alone decides. By default what they
+        recompute stays recomputed, and what they save by name stays saved.
       recompute_collectives: whether a partitioned step may communicate again to
         compute a value again; by default no collective runs more often than written.
+      save_names: names (`jax.ad_checkpoint.checkpoint_name`) of values that are
+        computed once, whatever the budget.
+      recompute_names: names of values that are never kept for the backward pass: it
+        computes them again, with or without a budget, as under `jax.checkpoint`.
+      never_recompute: what never runs again: primitives, by themselves or by name
+        (`"dot_general"`), or a function of a `jax.extend.core.JaxprEqn` that says so.
       plan: a plan made before (`coop_jax.load_plan`), to run without planning; instead
         of a budget.
       cache_dir: directory where plans are kept and looked up; any number of processes
@@ -99,7 +105,8 @@ def remat(
       shapes.
 
     Raises:
-      ValueError: the budget is not one (at once, not at the first call).
+      ValueError: the budget is not one (at once, not at the first call); at planning,
+        a name or primitive does not occur in the step.
       BudgetError: at planning, if no program that small was found.
       PlanError: at the first call, if `plan` was made for another step, other shapes,
         another device or other versions.
@@ -109,12 +116,16 @@ def remat(
       >>> def step(w, x):
       ...     loss, grad = jax.value_and_grad(lambda w: jnp.sum((x @ w) ** 2))(w)
       ...     return w - 0.1 * grad, loss
-      >>> step = coop_jax.remat(step, budget="1GiB", donate_argnums=0)
+      >>> step = coop_jax.remat(
+      ...     step, budget="1GiB", donate_argnums=0, never_recompute="dot_general"
+      ... )
       >>> w, loss = step(jnp.ones((8, 8)), jnp.ones((4, 8)))
     """
     asked = parse_budget(budget)
-    _check_options(asked, policy, cost_model, time_limit, inplace, plan)
-    _check_jit_options(jit_options)
+    check_options(asked, policy, cost_model, time_limit, inplace, plan)
+    check_jit_options(jit_options, remat)
+    rules = make_rules(override_checkpoint, recompute_collectives, save_names,
+                       recompute_names, never_recompute)  # fmt: skip
     if fun is None:
         return functools.partial(
             remat,
@@ -125,6 +136,9 @@ def remat(
             inplace=inplace,
             override_checkpoint=override_checkpoint,
             recompute_collectives=recompute_collectives,
+            save_names=save_names,
+            recompute_names=recompute_names,
+            never_recompute=never_recompute,
             plan=plan,
             cache_dir=cache_dir,
             progress=progress,
@@ -152,55 +166,12 @@ def remat(
         cost_model,
         effort,
         inplace=inplace,
-        override_checkpoint=bool(override_checkpoint),
-        recompute_collectives=bool(recompute_collectives),
+        rules=rules,
         plan=plan,
         cache=cache,
         progress=progress,
     )
     return Rematerialized(jitted, request)
-
-
-def _check_options(
-    budget: Budget,
-    policy: Any,
-    cost_model: Any,
-    time_limit: Any,
-    inplace: Any,
-    plan: Any,
-) -> None:
-    if policy not in PLANNERS:
-        known = ", ".join(map(repr, PLANNERS))
-        raise ValueError(f"policy {policy!r} is not one of {known}.")
-    if cost_model not in COST_MODELS:
-        known = ", ".join(map(repr, COST_MODELS))
-        raise ValueError(f"cost_model {cost_model!r} is not one of {known}.")
-    if not isinstance(time_limit, int | float) or not time_limit > 0:
-        raise ValueError(f"time_limit is seconds above 0, not {time_limit!r}.")
-    if not (isinstance(inplace, bool) or inplace == "auto"):
-        raise ValueError(f'inplace {inplace!r} is not one of "auto", True, False.')
-    if plan is None:
-        return
-    if not isinstance(plan, Plan):
-        raise TypeError(
-            f"`plan` is a coop_jax.Plan, not {type(plan).__name__}: read a file with "
-            "`coop_jax.load_plan(path)`."
-        )
-    if budget.kind != "device":
-        raise ValueError(
-            "give `budget` or `plan`, not both: a plan has the budget it was made for."
-        )
-
-
-def _check_jit_options(options: dict[str, Any]) -> None:
-    for name in options:
-        if name not in _JIT_OPTIONS:
-            known = [*(remat.__kwdefaults__ or ()), *_JIT_OPTIONS]
-            near = difflib.get_close_matches(name, known, 1)
-            meant = (
-                f"Did you mean `{near[0]}`?" if near else "See `help(coop_jax.remat)`."
-            )
-            raise TypeError(f"`coop_jax.remat` has no option `{name}`. {meant}")
 
 
 class Rematerialized:
@@ -283,12 +254,7 @@ class Rematerialized:
     def _fit(self, traced: Any, leaves: list[Any]) -> Fitted:
         key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
         if key not in self._fitted:
-            step = flat_step(
-                traced,
-                leaves,
-                override_checkpoint=self._request.override_checkpoint,
-                recompute_collectives=self._request.recompute_collectives,
-            )
+            step = flat_step(traced, leaves, self._request.rules)
             self._fitted[key] = fit(step, self._request, _device_limit(step))
         return self._fitted[key]
 

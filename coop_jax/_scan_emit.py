@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._loops import scan_with
+from ._pins import pinned
 from ._scan_pairs import ScanPair, ScanParts
 from ._scan_plan import Keeping
 from ._scan_problem import BodyProblem
@@ -85,18 +86,14 @@ def rewrite(
         for a in (program.avals[v] for v in program.arguments)
     ]
     # What two loops fill must not begin as one array of zeros.
-    found = flatten(jax.make_jaxpr(run)(*structs), program.donated, merge=False)
+    traced = jax.make_jaxpr(run)(*structs)
+    found = pinned(flatten(traced, program.donated, False, program.rules))
     sizes = {
         ours: program.sizes[theirs]
         for ours, theirs in zip(found.arguments, program.arguments, strict=True)
         if theirs in program.sizes
     }
-    return replace(
-        found,
-        partitions=program.partitions,
-        sizes=sizes,
-        repeats_collectives=program.repeats_collectives,
-    )
+    return replace(found, partitions=program.partitions, sizes=sizes)
 
 
 def _scan_with(

@@ -143,7 +143,8 @@ def _pair(graph: Graph, forward: int, backward: int) -> ScanPair:
             same[i] = ("output", row)
         elif shared is not None:
             same[i] = ("input", shared)
-    joint = flatten_joint(first, second, same, merge=graph.program.partitions == 1)
+    merge = graph.program.partitions == 1
+    joint = flatten_joint(first, second, same, graph.program.rules, merge)
     return ScanPair(
         forward,
         backward,

@@ -12,12 +12,12 @@ bytes allowed.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ._min_cut import FlowNetwork
 from ._retention import Edit, Retention
 from ._search import Effort, Search
-from ._types import Op, OpId, Problem, Value
+from ._types import Op, OpId, Problem, Value, ValueId
 
 _EFFORT = Effort(rounds=0, moves=2_000)
 _NEAR_TRIES = 32
@@ -34,11 +34,13 @@ class SeamProblem:
       problem: ops before, the seam, ops after.
       seam: the op that stands for it.
       workspace: its bytes.
+      never_kept: values that must not be alive across it.
     """
 
     problem: Problem
     seam: OpId
     workspace: int
+    never_kept: frozenset[ValueId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,23 @@ class Keeping:
     cost: float
 
 
-def with_seam(ops: Sequence[Op], values: Sequence[Value], boundary: int) -> SeamProblem:
+def with_seam(
+    ops: Sequence[Op],
+    values: Sequence[Value],
+    boundary: int,
+    never_kept: frozenset[ValueId] = frozenset(),
+) -> SeamProblem:
     """Puts a seam before op `boundary`."""
+    # For moves, what must not be kept is as large as all that there is.
+    total = 1 + sum(value.size for value in values)
+    values = [
+        replace(value, size=total) if v in never_kept and value.size else value
+        for v, value in enumerate(values)
+    ]
     workspace = 1 + sum(value.size for value in values)
     seam = Op("seam", (), (), 0.0, workspace=workspace, is_recomputable=False)
     problem = Problem((*ops[:boundary], seam, *ops[boundary:]), tuple(values))
-    return SeamProblem(problem, boundary, workspace)
+    return SeamProblem(problem, boundary, workspace, never_kept)
 
 
 def corners(body: SeamProblem) -> list[Keeping]:
@@ -171,7 +184,8 @@ def _repeated(body: SeamProblem, price: float, scale: Sequence[float]) -> set[Op
         network.add(op_node[k], sink, capacity)
         for v in op.outputs:
             carried = price * scale[v] * problem.values[v].size * unit
-            network.add(value_node[v], op_node[k], round(carried))
+            is_open = v not in body.never_kept
+            network.add(value_node[v], op_node[k], round(carried) if is_open else None)
         for v in op.inputs:
             if v in value_node:
                 network.add(op_node[k], value_node[v], None)

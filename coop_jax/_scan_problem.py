@@ -1,12 +1,14 @@
 """The joint body of a scan pair as a planning problem."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ._cost import DeviceRates, flops
+from ._pins import dropped, late_equations
 from ._profile import is_recomputable
 from ._scan_pairs import ScanPair, ScanParts, row_bytes
 from ._scan_plan import SeamProblem, with_seam
-from ._trace import Literal, Program, Variable
+from ._trace import Atom, Equation, Literal, Program, Variable
 from ._types import Op, Value
 from ._units import FUSIBLE, Graph
 
@@ -21,11 +23,13 @@ class BodyProblem:
     Attributes:
       equations: per op, the equation of the joint body; None for the seam and for
         operands that would have to be kept between the scans.
+      can_repeat_forward: whether the whole forward scan may run again.
       alias_of: barrier outputs of the joint body and what they stand for.
     """
 
     body: SeamProblem
     equations: tuple[int | None, ...]
+    can_repeat_forward: bool
     alias_of: dict[Variable, Variable] = field(repr=False)
 
 
@@ -43,71 +47,126 @@ def body_problem(
     Args:
       is_cheap_only: whether only what XLA fuses may run again.
     """
-    joint = pair.joint.program
-    graph = Graph(joint)
-    number: dict[Variable, int] = {}
-    values: list[Value] = []
-    ops: list[Op] = []
-    equations: list[int | None] = []
-
-    def new(variable: Variable, size: int, **kind: bool) -> int:
-        number[variable] = len(values)
-        values.append(Value(str(variable), size, **kind))
-        return number[variable]
-
-    for v in (*joint.arguments, *(v for v, _ in joint.constants)):
-        size = row_bytes(pair, v, program) if v in joint.arguments else 0
-        if not size:
-            new(v, 0, is_argument=True)
-            continue
-        output = new(v, size)
-        ops.append(Op("operand", (), (output,), 0.0, is_recomputable=False))
-        equations.append(None)
-    wanted = _wanted(pair, program, graph)
-    boundary = 0
-    for k, equation in enumerate(joint.equations):
+    builder = _Builder(pair, program, rates, is_cheap_only)
+    builder.add_operands()
+    for k, equation in enumerate(builder.joint.equations):
         if k == pair.joint.boundary:
-            boundary = len(ops)
-        if equation.is_barrier:
-            continue
-        inputs = tuple(number[v] for v in graph.reads(k))
-        outputs = tuple(
-            new(
-                v,
-                0 if v in wanted else row_bytes(pair, v, program),
-                is_output=v in wanted,
-            )
-            for v in equation.outputs
-        )
-        operations = flops(equation, joint.avals)
-        written = sum(map(graph.bytes, equation.outputs))
-        if equation.primitive.name in FUSIBLE:
-            moved = _FUSED * written
-        else:
-            moved = written + sum(map(graph.bytes, graph.reads(k)))
-        ops.append(
+            builder.add_seam()
+        if not equation.is_barrier:
+            builder.add(k, equation)
+    if pair.joint.boundary == len(builder.joint.equations):
+        builder.add_seam()
+    return builder.build()
+
+
+class _Builder:
+    """Collects ops and values, and the equations behind them."""
+
+    def __init__(
+        self,
+        pair: ScanPair,
+        program: Program,
+        rates: DeviceRates,
+        is_cheap_only: bool,
+    ) -> None:
+        self.pair, self.program, self.rates = pair, program, rates
+        self.is_cheap_only = is_cheap_only
+        self.joint = pair.joint.program
+        self.graph = Graph(self.joint)
+        self.wanted, self.carried = _wanted(pair, program, self.graph)
+        self.number: dict[Variable, int] = {}
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        self.equations: list[int | None] = []
+        self.boundary = 0
+
+    def add_operands(self) -> None:
+        """Operands that the seam costs bytes come first, as ops that run once."""
+        for v in (*self.joint.arguments, *(v for v, _ in self.joint.constants)):
+            is_argument = v in self.joint.arguments
+            size = row_bytes(self.pair, v, self.program) if is_argument else 0
+            if not size:
+                self._new(v, 0, is_argument=True)
+                continue
+            self._fixed("operand", (), self._new(v, size))
+
+    def add_seam(self) -> None:
+        """Ends the first half by reading what goes into the next iteration."""
+        self.values.append(Value("carried", 0, is_output=True))
+        inputs = tuple(self.number[v] for v in self.carried)
+        self._fixed("carry", inputs, len(self.values) - 1)
+        self.boundary = len(self.ops)
+
+    def add(self, k: int, equation: Equation) -> None:
+        """The op of equation `k`."""
+        name, reads = equation.primitive.name, self.graph.reads(k)
+        outputs = tuple(map(self._result, equation.outputs))
+        written = sum(map(self.graph.bytes, equation.outputs))
+        is_fused = name in FUSIBLE
+        moved = written + sum(map(self.graph.bytes, reads))
+        touched = _FUSED * written if is_fused else moved
+        operations = flops(equation, self.joint.avals)
+        repeats = self.program.rules.recompute_collectives
+        self.ops.append(
             Op(
-                equation.primitive.name,
-                inputs,
+                name,
+                tuple(self.number[v] for v in reads),
                 outputs,
-                max(operations / rates.flops, moved / rates.bytes),
-                is_recomputable=is_recomputable(equation)
-                and (not is_cheap_only or equation.primitive.name in FUSIBLE),
+                max(operations / self.rates.flops, touched / self.rates.bytes),
+                is_recomputable=is_recomputable(equation, repeats)
+                and (is_fused or not self.is_cheap_only),
             )
         )
-        equations.append(k)
-    body = with_seam(ops, values, boundary or len(ops))
-    equations.insert(body.seam, None)
-    return BodyProblem(body, tuple(equations), graph.alias_of)
+        self.equations.append(k)
+
+    def build(self) -> BodyProblem:
+        second = range(self.pair.joint.boundary, len(self.joint.equations))
+        late = late_equations(self.joint, second, {*self.wanted, *self.carried})
+        never = frozenset(
+            self.number[v]
+            for v in dropped(self.joint, second, late)
+            if self.values[self.number[v]].size
+        )
+        body = with_seam(self.ops, self.values, self.boundary, never)
+        first = zip(self.ops[: self.boundary], self.equations, strict=False)
+        can_repeat = all(op.is_recomputable for op, k in first if k is not None)
+        self.equations.insert(body.seam, None)
+        return BodyProblem(body, tuple(self.equations), can_repeat, self.graph.alias_of)
+
+    def _new(self, variable: Variable, size: int, **kind: bool) -> int:
+        self.number[variable] = len(self.values)
+        self.values.append(Value(str(variable), size, **kind))
+        return self.number[variable]
+
+    def _result(self, variable: Variable) -> int:
+        if variable in self.wanted:
+            return self._new(variable, 0, is_output=True)
+        return self._new(variable, row_bytes(self.pair, variable, self.program))
+
+    def _fixed(self, name: str, inputs: tuple[int, ...], output: int) -> None:
+        self.ops.append(Op(name, inputs, (output,), 0.0, is_recomputable=False))
+        self.equations.append(None)
 
 
-def _wanted(pair: ScanPair, program: Program, graph: Graph) -> set[Variable]:
-    """Results of both bodies that are not residuals."""
+def _wanted(
+    pair: ScanPair, program: Program, graph: Graph
+) -> tuple[set[Variable], list[Variable]]:
+    """Results that cost nothing to have, and what the first body carries.
+
+    Those are the results of the second body and what the first stacks in any case.
+    """
     outputs = pair.joint.program.outputs
+    first = ScanParts.of(program.equations[pair.forward])
     residuals = set(pair.residuals)
-    assert ScanParts.of(program.equations[pair.forward]).stacked is not None
-    return {
-        graph.resolve(atom)
+    carried = _resolved(graph, [outputs[place] for place in first.carried])
+    others = [
+        atom
         for place, atom in enumerate(outputs)
-        if place not in residuals and not isinstance(atom, Literal)
-    }
+        if place not in residuals and place not in first.carried
+    ]
+    return set(_resolved(graph, others)), carried
+
+
+def _resolved(graph: Graph, atoms: Iterable[Atom]) -> list[Variable]:
+    found = (graph.resolve(a) for a in atoms if not isinstance(a, Literal))
+    return list(dict.fromkeys(found))

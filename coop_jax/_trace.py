@@ -22,6 +22,8 @@ import jax.extend.core as jexc
 from jax import lax
 from jax.extend import source_info_util
 
+from ._rules import NO_RULES, Rules
+
 type Variable = int
 
 _NOT_THE_USERS = (
@@ -60,6 +62,7 @@ class Equation:
     Attributes:
       scope: the user's name stack at this equation.
       is_barrier: an `optimization_barrier`; output i is input i.
+      is_pinned: must not run again, because the user says so.
       instead: what runs in its place, on the values of its inputs.
     """
 
@@ -72,6 +75,7 @@ class Equation:
     context: Any
     effects: Any
     is_barrier: bool = False
+    is_pinned: bool = False
     instead: Callable[..., list[Any]] | None = None
 
     @property
@@ -114,7 +118,7 @@ class Program:
       donated: per argument, whether the caller gives its bytes away.
       partitions: devices that a partitioned step runs on.
       sizes: bytes per device of values that are split.
-      repeats_collectives: whether communication may be done again.
+      rules: the user's, on what may be computed again.
     """
 
     arguments: tuple[Variable, ...]
@@ -125,7 +129,7 @@ class Program:
     donated: tuple[bool, ...]
     partitions: int = 1
     sizes: Mapping[Variable, int] = field(default_factory=dict, repr=False)
-    repeats_collectives: bool = False
+    rules: Rules = NO_RULES
 
     def evaluate(
         self, values: Sequence[Any], scope_of: Callable[[int], str] | None = None
@@ -164,7 +168,7 @@ def flatten(
     closed: Any,
     donated: Sequence[bool],
     merge: bool = True,
-    override_checkpoint: bool = False,
+    rules: Rules = NO_RULES,
 ) -> Program:
     """Flattens a closed jaxpr, drops dead equations and merges equal ones.
 
@@ -172,10 +176,10 @@ def flatten(
       closed: jaxpr of the whole step (`jax.stages.Traced.jaxpr`).
       donated: per flat argument, whether it is donated.
       merge: False leaves equal equations apart.
-      override_checkpoint: what `jax.checkpoint` computes again is merged with its
-        original.
+      rules: the user's. With `override_checkpoint`, what `jax.checkpoint` computes
+        again is merged with its original.
     """
-    builder = Builder(merge, override_checkpoint)
+    builder = Builder(merge, rules)
     arguments = tuple(builder.new(v.aval) for v in closed.jaxpr.invars)
     constants = [builder.constant(c) for c in closed.consts]
     top = source_info_util.new_name_stack()
@@ -188,15 +192,26 @@ def flatten(
         tuple(outputs),
         tuple(builder.avals),
         tuple(donated),
+        rules=rules,
     )
 
 
 class Builder:
-    """Collects flat equations while walking nested jaxprs."""
+    """Collects flat equations while walking nested jaxprs.
 
-    def __init__(self, merge: bool = True, override_checkpoint: bool = False) -> None:
+    Args:
+      merge: whether equal equations become one.
+      rules: the user's.
+      is_joint: the programs are bodies of two loops. What `jax.checkpoint` computes
+        again in the second is not the first's, though it may have no barrier.
+    """
+
+    def __init__(
+        self, merge: bool = True, rules: Rules = NO_RULES, is_joint: bool = False
+    ) -> None:
         self.merge = merge
-        self.override_checkpoint = override_checkpoint
+        self.rules = rules
+        self.is_joint = is_joint
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: list[tuple[Variable, Any]] = []
@@ -264,8 +279,9 @@ class Builder:
     ):
         """The barrier `jax.checkpoint` puts before a differentiated body."""
         prevent_cse = eqn.params.get("prevent_cse", True)
+        has_barrier = self.is_joint or prevent_cse is not False
         is_differentiated = eqn.params.get("differentiated", False)
-        if self.override_checkpoint or not is_differentiated or prevent_cse is False:
+        if self.rules.override_checkpoint or not (is_differentiated and has_barrier):
             return inputs
         variables = tuple(a for a in inputs if not isinstance(a, Literal))
         outputs = tuple(self.new(self.avals[v]) for v in variables)
@@ -285,6 +301,7 @@ class Builder:
                 eqn.ctx,
                 eqn.effects,
                 is_barrier,
+                not is_barrier and self.rules.pins(eqn),
             )
         )
 

@@ -31,7 +31,15 @@ _SAME_NAME = FLOATING_ONLY | {
     "shift_left", "shift_right_logical", "shift_right_arithmetic",
     "eq", "ne", "lt", "le", "gt", "ge",
 }  # fmt: skip
-_RENAMES = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient"}
+_RENAMES = {
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "copy",
+    "copy_p",
+    "name",
+    "stop_gradient",
+}
 
 
 def _elementwise(t: "Translation", equation: Equation, place: Map) -> int:

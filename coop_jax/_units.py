@@ -25,9 +25,9 @@ from ._cost import nbytes
 from ._hlo import OwnedBuffer
 from ._trace import Equation, Literal, Program, Variable
 
-_VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
-          "random_wrap", "random_unwrap"}  # fmt: skip
-FUSIBLE = _VIEWS | {
+VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
+         "name", "random_wrap", "random_unwrap"}  # fmt: skip
+FUSIBLE = VIEWS | {
     "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim",
     "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "div",
     "dynamic_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
@@ -136,6 +136,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
             is_owner
             or equation.primitive.name not in FUSIBLE
             or equation.effects
+            or equation.is_pinned
             or graph.is_read_by_caller(k)
         ):
             roots.add(k)
@@ -155,7 +156,7 @@ def _sizes(graph: Graph, variable: Variable) -> set[int]:
 def _move_from_views(graph: Graph, roots: set[int]) -> None:
     for k in sorted(roots, reverse=True):
         equation = graph.equations[k]
-        if equation.primitive.name not in _VIEWS or graph.is_read_by_caller(k):
+        if equation.primitive.name not in VIEWS or graph.is_read_by_caller(k):
             continue
         sources = graph.reads(k)
         if sources and sources[0] in graph.producer:
@@ -206,7 +207,7 @@ def _add_narrow(graph: Graph, roots: set[int]) -> None:
     for k, equation in enumerate(graph.equations):
         if k in roots or equation.is_barrier or len(equation.outputs) != 1:
             continue
-        if equation.primitive.name in _VIEWS or len(readers.get(k, ())) < 2:
+        if equation.primitive.name in VIEWS or len(readers.get(k, ())) < 2:
             continue
         if equation.primitive.name == "transpose":
             roots.add(k)

@@ -1,0 +1,58 @@
+"""Checks of the options of `coop_jax.remat`, before anything is traced."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ._budget import Budget
+from ._plan import Plan
+from ._policies import PLANNERS
+
+COST_MODELS = ("roofline", "measured")
+
+_JIT_OPTIONS = tuple(inspect.signature(jax.jit).parameters)[1:]
+
+
+def check_options(
+    budget: Budget,
+    policy: Any,
+    cost_model: Any,
+    time_limit: Any,
+    inplace: Any,
+    plan: Any,
+) -> None:
+    if policy not in PLANNERS:
+        known = ", ".join(map(repr, PLANNERS))
+        raise ValueError(f"policy {policy!r} is not one of {known}.")
+    if cost_model not in COST_MODELS:
+        known = ", ".join(map(repr, COST_MODELS))
+        raise ValueError(f"cost_model {cost_model!r} is not one of {known}.")
+    if not isinstance(time_limit, int | float) or not time_limit > 0:
+        raise ValueError(f"time_limit is seconds above 0, not {time_limit!r}.")
+    if not (isinstance(inplace, bool) or inplace == "auto"):
+        raise ValueError(f'inplace {inplace!r} is not one of "auto", True, False.')
+    if plan is None:
+        return
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"`plan` is a coop_jax.Plan, not {type(plan).__name__}: read a file with "
+            "`coop_jax.load_plan(path)`."
+        )
+    if budget.kind != "device":
+        raise ValueError(
+            "give `budget` or `plan`, not both: a plan has the budget it was made for."
+        )
+
+
+def check_jit_options(options: dict[str, Any], function: Callable) -> None:
+    for name in options:
+        if name not in _JIT_OPTIONS:
+            known = [*(inspect.signature(function).parameters), *_JIT_OPTIONS]
+            near = difflib.get_close_matches(name, known, 1)
+            meant = (
+                f"Did you mean `{near[0]}`?" if near else "See `help(coop_jax.remat)`."
+            )
+            raise TypeError(f"`coop_jax.remat` has no option `{name}`. {meant}")
