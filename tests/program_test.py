@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.native import F32, F64, S32, U32, check, elementwise, of_rows, run
+from tests.native import F32, F64, OPCODES, S32, U32, check, elementwise, of_rows, run
 
 # x * x + y, and a softmax of rows: every kind of word is in one of them.
 MULTIPLY_ADD = [
@@ -70,6 +70,53 @@ def test_a_result_may_be_transposed() -> None:
     assert (result == -x.T).all()
 
 
+# Strides over rows and columns: as a matrix, one row, one column, transposed.
+PLACES = ("matrix", "row", "column", "transposed")
+EXACT = {
+    "neg": np.negative, "add": np.add, "sub": np.subtract, "max": np.maximum,
+    "min": np.minimum, "reduce_max": np.max, "reduce_min": np.min,
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_random_programs_compute_what_numpy_does(data) -> None:
+    rows = data.draw(st.integers(1, 4))
+    columns = data.draw(st.sampled_from([1, 3, 16, 511, 512, 513, 1024, 1300]))
+    places = ["matrix", *data.draw(st.lists(st.sampled_from(PLACES), max_size=3))]
+    names = [*EXACT] if data.draw(st.booleans()) else [*EXACT][:5]
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    shapes = {
+        "matrix": (rows, columns), "row": (1, columns), "column": (rows, 1),
+        "transposed": (columns, rows),
+    }  # fmt: skip
+    arrays = [rng.integers(-9, 9, shapes[p]).astype(np.float32) for p in places]
+    program = [("load", F32, k, PLACES.index(p), 0) for k, p in enumerate(places)]
+    values = [
+        a.T if p == "transposed" else a for a, p in zip(arrays, places, strict=True)
+    ]
+    for _ in range(data.draw(st.integers(0, 8))):
+        name = data.draw(st.sampled_from(names))
+        a, b = (data.draw(st.integers(0, len(program) - 1)) for _ in range(2))
+        if name.startswith("reduce"):
+            whole = np.broadcast_to(values[a], (rows, columns))
+            values.append(EXACT[name](whole, 1, keepdims=True))
+        else:
+            values.append(EXACT[name](*[values[a], values[b]][: 1 + (name != "neg")]))
+        program.append((name, F32, a, b * (name in ("add", "sub", "max", "min")), 0))
+    has_rows = any(name.startswith("reduce") for name, *_ in program)
+    words = [1, 2, 1 if has_rows else 2, 4, len(places), len(program), rows, columns]
+    words += [columns, 1, 0, 1, 1, 0, 1, rows]
+    for place, array in zip([*places, "matrix"], [*arrays, arrays[0]], strict=True):
+        words += [0, PLACES.index(place), 2, *array.shape]
+    for name, *rest in program:
+        words += [OPCODES[name], *rest]
+    want = np.broadcast_to(values[-1], (rows, columns)).copy()
+    result = arrays[0] if data.draw(st.booleans()) else np.zeros_like(arrays[0])
+    assert run(words, [*arrays, result]) == ""
+    np.testing.assert_array_equal(result, want)
+
+
 # Accuracy
 
 FUNCTIONS = {
@@ -130,7 +177,7 @@ def test_operations_on_pairs_are_within_one_ulp(name: str, function) -> None:
     assert np.max(np.abs(result[finite] - want[finite]) / ulp) <= 1
 
 
-@pytest.mark.parametrize("power", [-3, -1, 0, 1, 2, 5, 17])
+@pytest.mark.parametrize("power", [-3, -1, 0, 1, 2, 3, 4, 5, 17])
 def test_integer_powers_are_within_two_ulp(power: int) -> None:
     x = np.random.default_rng(2).lognormal(0, 1, 2000).astype(np.float32)
     result = np.empty_like(x)

