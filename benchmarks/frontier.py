@@ -167,12 +167,14 @@ class Sweep:
 
     def _add_flat(self) -> LoopWorkbench:
         bench = LoopWorkbench(self.step)
+        start = time.perf_counter()
+        compiled = self.step.compile(bench.baseline.function)
         row = self._row(
-            FLAT, "", bench.baseline.compiled, counted_flops=1.0, estimated_time=1.0,
-            plan_seconds=bench.plan_seconds, compile_seconds=bench.baseline_seconds,
-            compiles=1,
+            FLAT, "", compiled, counted_flops=1.0, estimated_time=1.0,
+            plan_seconds=bench.plan_seconds,
+            compile_seconds=time.perf_counter() - start, compiles=1,
         )  # fmt: skip
-        self._add(row, self._unflattened(bench.baseline.compiled))
+        self._add(row, self._unflattened(compiled))
         return bench
 
     def add_coop(
@@ -196,6 +198,7 @@ class Sweep:
                 candidate = bench.floor(self.effort)
             else:
                 candidate = bench.fit(budget, self.effort)
+            candidate = bench.finish(candidate)
         except coop_jax.BudgetError as error:
             row = Row(
                 self.model.name, program, label, budget, floor=error.floor,

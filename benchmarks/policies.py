@@ -66,7 +66,7 @@ def measure(network: str, share: float, repeats: int) -> list[Row]:
     bench = Workbench(flat_step(traced, jax.tree.leaves(args)))
     budget = bench.unplanned.fixed + int(share * bench.unplanned.temp)
     entries: list[tuple[str, Workbench, Candidate]] = [
-        ("as written", bench, bench.baseline)
+        ("as written", bench, bench.finish(bench.baseline))
     ]
     for policy in PLANNERS:
         own = _with_policy(bench, policy)
@@ -100,9 +100,10 @@ def _with_policy(bench: Workbench, policy: str) -> Workbench:
 def _reached(bench: Workbench, budget: int) -> Candidate:
     effort = Effort()
     try:
-        return bench.fit(budget, effort)
+        candidate = bench.fit(budget, effort)
     except coop_jax.BudgetError:
-        return bench.floor(effort)
+        candidate = bench.floor(effort)
+    return bench.finish(candidate)
 
 
 def _unflattened(traced: Any, compiled: Any) -> Callable:

@@ -22,6 +22,7 @@ from ._pins import pinned
 from ._rules import NO_RULES, Rules
 from ._trace import Program, flatten
 
+_PROBE = {"xla_backend_optimization_level": 0}
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
 
 
@@ -67,12 +68,26 @@ class FlatStep:
         """Compiles `function` for the step's own arguments."""
         return self.jit(function).lower(*self.leaves).compile()
 
+    @property
+    def has_probes(self) -> bool:
+        """Whether a program's bytes can be had for less than the program."""
+        return self.platform == "cpu" and "compiler_options" not in self.jit_options
+
+    def probe(self, function: Callable[..., list[Any]]) -> Any:
+        """Compiles `function` for its bytes alone, where that is cheaper.
+
+        On CPU most of the time goes into machine code, long after XLA has given out
+        the bytes; a probe leaves that code as it comes.
+        """
+        lowered = self.jit(function).lower(*self.leaves)
+        return lowered.compile(_PROBE if self.has_probes else None)
+
     def compile_with_buffers(
         self, function: Callable[..., list[Any]]
     ) -> tuple[Any, list[OwnedBuffer]]:
-        """Compiles and returns XLA's buffers too."""
+        """Probes, and returns XLA's buffers too."""
         if not needs_dump(self.platform):
-            compiled = self.compile(function)
+            compiled = self.probe(function)
             return compiled, owned_buffers(compiled)
 
         def profiled(*values: Any) -> list[Any]:
@@ -112,10 +127,10 @@ def flat_step(
     rules.check(traced.jaxpr)
     program = pinned(flatten(traced.jaxpr, donated, rules=rules))
     abstract = tuple(_abstract(leaf) for leaf in leaves)
-    options = _sharding_options(traced, program)
+    platform = _platform(leaves)
+    options = _sharding_options(traced, program, platform)
     if options:
         program = replace(program, **_partitioned(program, options))
-    platform = _platform(leaves)
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)
 
@@ -159,7 +174,7 @@ def _partitioned(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     return {"partitions": devices, "sizes": sizes}
 
 
-def _sharding_options(traced: Any, program: Program) -> dict[str, Any]:
+def _sharding_options(traced: Any, program: Program, platform: str) -> dict[str, Any]:
     """Shardings of a step partitioned over several devices, as XLA settled them.
 
     They are only known from the compiled step, so a partitioned step is compiled once
@@ -171,7 +186,7 @@ def _sharding_options(traced: Any, program: Program) -> dict[str, Any]:
     partitions = _PARTITIONS.search(lowered.as_text())
     if partitions is None or int(partitions.group(1)) == 1:
         return {}
-    compiled = lowered.compile()
+    compiled = lowered.compile(_PROBE if platform == "cpu" else None)
     # Jit drops arguments that nothing reads; their sharding stays open.
     read = {v for equation in program.equations for v in equation.variables}
     read |= {atom for atom in program.outputs if isinstance(atom, int)}

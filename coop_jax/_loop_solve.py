@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ._candidate import Candidate
 from ._compile import FlatStep
 from ._cost import program_flops
 from ._errors import BudgetError
@@ -40,7 +41,7 @@ from ._regions import (
     tie_bodies,
     with_bodies,
 )
-from ._solve import Candidate, Workbench
+from ._solve import Workbench
 from ._validate import live_bytes
 
 _MOST_COMPILES = 5
@@ -138,7 +139,7 @@ class LoopWorkbench:
             self.floor(effort)
             fitting = self._fitting(budget)
         if not fitting:
-            raise self._infeasible(budget, effort)
+            raise self.infeasible(budget, effort)
         return min(fitting, key=self._rank)
 
     def floor(self, effort: Effort) -> Candidate:
@@ -147,6 +148,10 @@ class LoopWorkbench:
             return self.plain.floor(effort)
         self._smallest(effort).bench.floor(effort)
         return self.smallest
+
+    def finish(self, candidate: Candidate) -> Candidate:
+        """The candidate as a program to run; it may only have been probed."""
+        return self._bench_of(candidate).finish(candidate)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
@@ -294,7 +299,7 @@ class LoopWorkbench:
         step = rewritten.bench.step
         program = with_bodies(step.program, bodies, step.platform)
         step = dataclasses.replace(step, program=program)
-        bench = Workbench(step, self.policy, self.cost_model, self.inplace)
+        bench = self._bench(step, "the step with bodies of loops planned")
         found = Rewritten(rewritten.variants, rewritten.plans, tuple(bodies), bench)
         self.rewritten.append(found)
         return found
@@ -323,10 +328,13 @@ class LoopWorkbench:
                 return known
         program = rewritten(self.step.program, plans, self.step.platform)
         step = dataclasses.replace(self.step, program=program)
-        bench = Workbench(step, self.policy, self.cost_model, self.inplace)
+        bench = self._bench(step, "the step with its loops rewritten")
         found = Rewritten(tuple(variants), plans, (), bench)
         self.rewritten.append(found)
         return found
+
+    def _bench(self, step: FlatStep, what: str) -> Workbench:
+        return Workbench(step, self.policy, self.cost_model, self.inplace, what)
 
     def _find_sites(self) -> list[Site]:
         program = self.step.program
@@ -369,7 +377,7 @@ class LoopWorkbench:
         bench = self._bench_of(candidate)
         return next((r for r in self.rewritten if r.bench is bench), None)
 
-    def _infeasible(self, budget: int, effort: Effort) -> BudgetError:
+    def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         floor = self.floor(effort)
         return self._bench_of(floor).infeasible(budget, effort)
 

@@ -105,7 +105,8 @@ class Plan:
       compiles: programs compiled, the unplanned one included.
       plan_seconds: wall time spent planning.
       compile_seconds: wall time spent in XLA.
-      baseline_compile_seconds: the share of the unplanned step in that.
+      baseline_compile_seconds: the share in that of the step as written, compiled (on
+        CPU) for its bytes alone.
       equations: equations in the step.
       loops: what becomes of scans over layers.
       bodies: the order in which bodies of loops run, where it is not the step's own.

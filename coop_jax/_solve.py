@@ -18,17 +18,16 @@ passed over.
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from ._buffer_assignment import assign, schedule_buffers
+from ._candidate import Candidate
 from ._compile import FlatStep
 from ._cost import program_flops
 from ._describe import list_actions, list_arguments
 from ._emit import emit
 from ._errors import BudgetError
 from ._inplace import InPlace, is_available
-from ._measure import MemoryUse, memory_use
+from ._measure import memory_use
 from ._origin import origin_of
 from ._plan import Plan, fingerprint
 from ._planner import Effort, Planned, Positions
@@ -48,31 +47,6 @@ _FIRST_MARGIN = 1.02
 _FLOOR_SLACK = 1.05
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """A compiled program and what it measured.
-
-    Attributes:
-      predicted: bytes of the temporary block by the assignment model.
-      cost: seconds by the cost model.
-      profile: what was planned: the step with in-place calls or without.
-    """
-
-    function: Callable[..., list[Any]]
-    compiled: Any
-    memory: MemoryUse
-    schedule: Schedule
-    positions: tuple[tuple[int, ...], ...]
-    predicted: int
-    cost: float
-    profile: Profile
-
-    @property
-    def surplus(self) -> int:
-        """Bytes XLA used beyond the model's."""
-        return self.memory.temp - self.predicted
-
-
 class Workbench:
     """All that is known of one step with one set of shapes."""
 
@@ -82,6 +56,7 @@ class Workbench:
         policy: str = "coop",
         cost_model: str = "roofline",
         inplace: InPlace = False,
+        what: str = "the step as written",
     ):
         self.step = step
         self.cost_model = cost_model
@@ -91,15 +66,12 @@ class Workbench:
         self.plan_seconds = 0.0
         self.compile_seconds = 0.0
         self.compiles = 0
-        start = time.perf_counter()
-        stage(
-            "compiling the step as written (%s equations)", len(step.program.equations)
-        )
+        stage("compiling %s (%s equations)", what, len(step.program.equations))
         self._baseline_function = lambda *values: evaluate(step.program, values)
-        compiled, buffers = step.compile_with_buffers(self._baseline_function)
-        self.buffers = buffers
-        self.compiles += 1
-        self.compile_seconds = self.baseline_seconds = time.perf_counter() - start
+        compiled, self.buffers = self._in_xla(
+            lambda: step.compile_with_buffers(self._baseline_function)
+        )
+        self.baseline_seconds = self.compile_seconds
         self.unplanned = memory_use(compiled)
         start = time.perf_counter()
         self.profile: Profile = self._profiled()
@@ -107,7 +79,7 @@ class Workbench:
         order = self.problem.program_order
         self.baseline = Candidate(
             self._baseline_function,
-            compiled,
+            None if step.has_probes else compiled,
             self.unplanned,
             order,
             (),
@@ -169,6 +141,20 @@ class Workbench:
             if relaxed is not None:
                 self._compile(relaxed)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
+
+    def finish(self, candidate: Candidate) -> Candidate:
+        """The candidate as a program to run; it may only have been probed."""
+        if candidate.compiled is not None:
+            return candidate
+        stage("compiling the program to run")
+        compiled = self._in_xla(lambda: self.step.compile(candidate.function))
+        memory = memory_use(compiled)
+        found = dataclasses.replace(candidate, compiled=compiled, memory=memory)
+        if candidate is self.baseline:
+            self.baseline, self.unplanned = found, memory
+        else:
+            self.candidates[self.candidates.index(candidate)] = found
+        return found
 
     def try_once(self, budget: int, effort: Effort) -> Candidate | None:
         """One planned program aimed at `budget` bytes, or None if no plan gets there.
@@ -320,13 +306,10 @@ class Workbench:
                 return known
         stage("compiling plan %d", len(self.candidates) + 1)
         function = emit(self.profile, planned.positions)
-        start = time.perf_counter()
-        compiled = self.step.compile(function)
-        self.compile_seconds += time.perf_counter() - start
-        self.compiles += 1
+        compiled = self._in_xla(lambda: self.step.probe(function))
         candidate = Candidate(
             function,
-            compiled,
+            None if self.step.has_probes else compiled,
             memory_use(compiled),
             planned.schedule,
             planned.positions,
@@ -339,6 +322,13 @@ class Workbench:
 
     def _fitting(self, budget: int) -> list[Candidate]:
         return [c for c in self.candidates if c.memory.total <= budget]
+
+    def _in_xla[T](self, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self.compile_seconds += time.perf_counter() - start
+        self.compiles += 1
+        return result
 
     def _timed[T](self, work: Callable[[], T]) -> T:
         start = time.perf_counter()

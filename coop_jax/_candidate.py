@@ -1,0 +1,35 @@
+"""A program for a step, compiled and measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._measure import MemoryUse
+from ._profile import Profile
+from ._types import Schedule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A compiled program and what it measured.
+
+    Attributes:
+      compiled: the program to run; None if it was compiled for its bytes alone.
+      predicted: bytes of the temporary block by the assignment model.
+      cost: seconds by the cost model.
+      profile: what was planned: the step with in-place calls or without.
+    """
+
+    function: Callable[..., list[Any]]
+    compiled: Any
+    memory: MemoryUse
+    schedule: Schedule
+    positions: tuple[tuple[int, ...], ...]
+    predicted: int
+    cost: float
+    profile: Profile
+
+    @property
+    def surplus(self) -> int:
+        """Bytes XLA used beyond the model's."""
+        return self.memory.temp - self.predicted
