@@ -10,9 +10,10 @@ original nor hoisted. Inside a part XLA is free to fuse.
 
 The trigger is read on from behind the barrier by whatever reads it later: XLA drops
 operands of a barrier whose results nothing reads. Parts that touch only small values
-are left untied. Literals that a part spreads over an array pass the barrier too: XLA
-would otherwise make that array once, at the very start, and keep it to the end. The
-barriers vanish before buffer assignment and cost nothing at run time.
+are left untied, but for updates of donated arguments that are read late. Literals that
+a part spreads over an array pass the barrier too: XLA would otherwise make that array
+once, at the very start, and keep it to the end. The barriers vanish before buffer
+assignment and cost nothing at run time.
 """
 
 import math
@@ -29,7 +30,7 @@ from ._loops import scan_from, stacks
 from ._profile import Profile
 from ._program_words import InplaceProgram
 from ._trace import Atom, Literal, Program, Variable, read
-from ._types import OpId
+from ._types import OpId, Problem
 from ._units import FUSIBLE, Unit
 
 type Positions = Sequence[Sequence[int]]
@@ -88,6 +89,7 @@ class _Emission:
         self.done: set[OpId] = set()
         sizes = [v.size for v in profile.problem.values]
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
+        self.late: set[OpId] = set()
 
     def _compute_shared(self) -> dict[Variable, Any]:
         """Parts of split arguments, computed once, so that each is gathered once."""
@@ -101,6 +103,7 @@ class _Emission:
         return shared
 
     def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
+        self.late = _late_updates(self.profile.problem, plan)
         parts = [part for group in plan for part in self._parts(group)]
         self.overwritten = overwritten_operands(self.profile, parts)
         reads = [self._outside_reads(part) for part in parts]
@@ -156,9 +159,13 @@ class _Emission:
     def _is_large(self, op: OpId) -> bool:
         problem = self.profile.problem
         spec = problem.ops[op]
-        return any(
+        if any(
             problem.values[v].size >= self.small for v in (*spec.inputs, *spec.outputs)
-        )
+        ):
+            return True
+        root = self.program.equations[self.profile.units[op].root]
+        made = max((nbytes(self.program.avals[v]) for v in root.outputs), default=0)
+        return op in self.late and made >= self.small
 
     def _tie(
         self, part: Sequence[OpId], local: dict[Variable, Any], trigger: Variable
@@ -228,6 +235,21 @@ class _Emission:
             if sized:
                 self.trigger = max(sized, key=lambda v: self.env[v].size)
                 return
+
+
+def _late_updates(problem: Problem, plan: Sequence[Sequence[OpId]]) -> set[OpId]:
+    """Ops that overwrite a donated argument which some other op reads out of its place.
+
+    Left untied, XLA would update the argument as soon as it can, and copy it at the
+    start for whatever reads it later.
+    """
+    away = {op for k, group in enumerate(plan) for op in group if op != k}
+    read_away = {v for op in away for v in problem.ops[op].inputs}
+    return {
+        k
+        for k, op in enumerate(problem.ops)
+        if any(problem.values[v].overwrites in read_away for v in op.outputs)
+    }
 
 
 def _gathered(program: Program) -> set[Variable]:

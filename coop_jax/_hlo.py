@@ -9,6 +9,7 @@ format itself.
 import functools
 import pathlib
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,7 +78,7 @@ class OwnedBuffer:
 
     Attributes:
       op_name: name scopes of the equation behind the instruction, or of the one that
-        reads it if XLA made it up; empty if `origin` is "constants".
+        reads it if XLA made it up.
       opcode: HLO opcode.
       size: bytes.
       allocation: number of the allocation it lies in.
@@ -86,6 +87,7 @@ class OwnedBuffer:
       origin: "equation": the result of that equation. "reader": XLA made it up for that
         equation to read (a copy of an argument in another layout). "constants": XLA
         made it up from constants alone; no order keeps it from living all the time.
+        One that several equations read is listed once for each.
     """
 
     op_name: str
@@ -119,12 +121,13 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
             instruction = instructions.get(defined.instruction_id)
             if instruction is None or instruction.opcode in _NOT_WRITTEN:
                 continue
-            name, origin = names.of(instruction, list(defined.shape_index)), "equation"
-            if not name and names.is_from_constants(instruction):
-                origin = "constants"
-            elif not name:
-                name, origin = names.of_reader(instruction), "reader"
-            found.append(
+            owners, origin = [names.of(instruction, list(defined.shape_index))], ""
+            if owners == [""]:
+                is_constant = names.is_from_constants(instruction)
+                origin = "constants" if is_constant else "reader"
+                owners = names.of_readers(instruction) or [""]
+                owners = owners if is_constant else owners[:1]
+            found += [
                 OwnedBuffer(
                     name,
                     instruction.opcode,
@@ -132,9 +135,10 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     allocation.index,
                     part.offset,
                     is_temporary,
-                    origin,
+                    origin or "equation",
                 )
-            )
+                for name in owners
+            ]
     return found
 
 
@@ -159,11 +163,10 @@ class _Names:
     def __init__(self, module: Any, instructions: dict[int, Any]) -> None:
         self._instructions = instructions
         self._roots = {c.id: c.root_id for c in module.computations}
-        self._readers = {
-            operand: reader
-            for reader in reversed(instructions.values())
-            for operand in reader.operand_ids
-        }
+        self._readers = defaultdict(list)
+        for reader in instructions.values():
+            for operand in reader.operand_ids:
+                self._readers[operand].append(reader)
 
     def of(self, instruction: Any, shape_index: list[int]) -> str:
         """A fusion is named after what computes this result inside it."""
@@ -186,15 +189,28 @@ class _Names:
             todo += at.operand_ids
         return not todo
 
-    def of_reader(self, instruction: Any) -> str:
-        """The name of what first reads the result, through what has no name."""
+    def of_readers(self, instruction: Any) -> list[str]:
+        """The names of what reads the result, through what has no name."""
+        found: dict[str, None] = {}
+        todo = [instruction]
         for _ in range(_NAMELESS):
-            instruction = self._readers.get(instruction.id)
-            if instruction is None:
-                break
-            if name := self.of(instruction, []):
-                return name
-        return ""
+            readers = [r for at in todo for r in self._readers[at.id]]
+            todo = []
+            for reader in readers:
+                names = self._of_results(reader)
+                found.update(dict.fromkeys(names))
+                todo += [] if names else [reader]
+        return list(found)
+
+    def _of_results(self, instruction: Any) -> list[str]:
+        """The names of all that a fusion computes, its own last."""
+        names = []
+        if instruction.opcode == "fusion":
+            called = self._roots[instruction.called_computation_ids[0]]
+            count = len(self._instructions[called].operand_ids)
+            names = [self.of(instruction, [i]) for i in range(count)]
+        own = (instruction.metadata.op_name, self.of(instruction, []))
+        return [name for name in (*names, *own) if name]
 
     def _of_operand(self, instruction: Any) -> str:
         """Copies, bitcasts and the like carry the name of what they copy."""

@@ -20,7 +20,7 @@ from ._program_words import InplaceProgram
 from ._shards import communicates, localized
 from ._trace import Equation, Literal, Program, Variable
 from ._types import Op, OpId, Problem, Value, ValueId
-from ._units import FUSIBLE, Graph, Unit, choose_roots
+from ._units import FUSIBLE, LAYOUTS, Graph, Unit, choose_roots
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
 
@@ -89,7 +89,8 @@ def profile(
     if inplace:
         roots, programs = choose_chains(graph, roots, owned)
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
-    builder = _ProblemBuilder(graph, owned, rates, programs)
+    standing, spread = _constants(graph, units, buffers)
+    builder = _ProblemBuilder(graph, owned, spread, rates, programs)
     for unit in units:
         builder.add(unit)
     problem = Problem(
@@ -109,28 +110,67 @@ def profile(
         units,
         tuple(builder.variables),
         graph.alias_of,
-        sum(b.size for b in buffers if b.origin == "constants" and b.is_temporary),
+        standing,
         calls,
     )
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
     """The buffers that `profile` looks at, named by their equation alone."""
-    found = [buffer for buffer in buffers if buffer.origin == "constants"]
+    found = []
     for buffer in buffers:
-        scopes = _SCOPE.findall(buffer.op_name)
-        if scopes:
-            found.append(replace(buffer, op_name=scope(int(scopes[-1]))))
+        equation = _equation(buffer)
+        if equation is not None or buffer.origin == "constants":
+            name = "" if equation is None else scope(equation)
+            found.append(replace(buffer, op_name=name))
     return tuple(found)
+
+
+def _equation(buffer: OwnedBuffer) -> int | None:
+    scopes = _SCOPE.findall(buffer.op_name)
+    return int(scopes[-1]) if scopes else None
 
 
 def _by_equation(buffers: Sequence[OwnedBuffer]) -> dict[int, list[OwnedBuffer]]:
     owned: dict[int, list[OwnedBuffer]] = defaultdict(list)
     for buffer in buffers:
-        scopes = _SCOPE.findall(buffer.op_name)
-        if scopes:
-            owned[int(scopes[-1])].append(buffer)
+        equation = _equation(buffer)
+        if equation is not None and buffer.origin != "constants":
+            owned[equation].append(buffer)
     return owned
+
+
+def _constants(
+    graph: Graph, units: Sequence[Unit], buffers: Sequence[OwnedBuffer]
+) -> tuple[int, dict[int, list[OwnedBuffer]]]:
+    """Arrays that XLA made of constants alone.
+
+    Returns:
+      Bytes that stand all the time, and per root the arrays that it reads and that a
+      literal of it is spread into: tied, those come and go with it.
+    """
+    unit_of: dict[int | None, Unit] = {
+        k: unit for unit in units for k in (*unit.inlined, unit.root)
+    }
+    readers: dict[tuple[int, int, int], list[OwnedBuffer]] = defaultdict(list)
+    for buffer in buffers:
+        if buffer.origin == "constants" and buffer.is_temporary:
+            readers[buffer.allocation, buffer.offset, buffer.size].append(buffer)
+    standing = 0
+    spread: dict[int, list[OwnedBuffer]] = defaultdict(list)
+    for (_, _, size), group in readers.items():
+        reading = {unit_of[k] for b in group if (k := _equation(b)) in unit_of}
+        tied = [unit.root for unit in reading if _spreads(graph, unit, size)]
+        for root in tied:
+            spread[root].append(replace(group[0], origin="reader"))
+        standing += 0 if tied else size
+    return standing, spread
+
+
+def _spreads(graph: Graph, unit: Unit, size: int) -> bool:
+    """Whether a literal of the unit becomes an array of this many bytes."""
+    results = (graph.equations[k].outputs[0] for k, _ in unit.literals)
+    return any(graph.bytes(v) == size for v in results)
 
 
 class _ProblemBuilder:
@@ -140,11 +180,13 @@ class _ProblemBuilder:
         self,
         graph: Graph,
         owned: dict[int, list[OwnedBuffer]],
+        spread: Mapping[int, list[OwnedBuffer]],
         rates: DeviceRates,
         programs: Mapping[int, InplaceProgram],
     ) -> None:
         self.graph = graph
         self.owned = owned
+        self.spread = spread
         self.rates = rates
         self.programs = programs
         self.ops: list[Op] = []
@@ -219,19 +261,30 @@ class _ProblemBuilder:
             return 0
         spans = []
         results = [self.graph.bytes(v) for v in equation.outputs]
+        layouts = [
+            buffer
+            for k in unit.inlined
+            if self.graph.equations[k].primitive.name in LAYOUTS
+            for buffer in self.owned.get(k, ())
+        ]
+        own = self.owned.get(unit.root, ())
         # A loop writes its results over and over, in one place.
         distinct = {
-            (b.allocation, b.offset, b.size): b for b in self.owned.get(unit.root, ())
+            (b.allocation, b.offset, b.size): b
+            for b in (*own, *layouts, *self.spread.get(unit.root, ()))
         }
         for buffer in distinct.values():
             if buffer.size in results and buffer.origin == "equation":
                 results.remove(buffer.size)
-            elif buffer.is_temporary:
-                spans.append((buffer.offset, buffer.offset + buffer.size))
-        covered, reach = 0, -1
-        for start, end in sorted(spans):
+            elif buffer.is_temporary or buffer.origin == "reader":
+                # Where XLA found room in an argument or output, a plan may not.
+                start = (buffer.allocation, buffer.offset)
+                spans.append((start, buffer.offset + buffer.size))
+        covered, block, reach = 0, -1, -1
+        for (allocation, start), end in sorted(spans):
+            reach = reach if allocation == block else -1
             covered += max(0, end - max(start, reach))
-            reach = max(reach, end)
+            block, reach = allocation, max(reach, end)
         return covered
 
     def _in_place(self, unit: Unit, equation: Equation):

@@ -6,9 +6,11 @@ equation, and the buffer assignment then says which equations own bytes. Those b
 the ops of the `Problem`; equations that own none are computed inside every op that
 reads them (`Unit.inlined`), as XLA does.
 
-Four corrections to what the assignment says:
+Five corrections to what the assignment says:
   * equations that XLA made one instruction are one unit;
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
+  * a weight turned around for one library call is that call's workspace: XLA rewrites
+    the two together, and in two halves it turns twice;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case;
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
     its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
@@ -38,6 +40,9 @@ FUSIBLE = VIEWS | {
     "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "slice", "split",
     "sqrt", "square", "sub", "tan", "tanh", "transpose", "xor",
 }  # fmt: skip
+
+LAYOUTS = {"rev", "transpose"}
+"""Equations that only move bytes about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
         ):
             roots.add(k)
     _move_from_views(graph, roots)
+    _merge_layouts(graph, roots)
     _merge_accumulations(graph, owned, roots)
     _add_narrow(graph, roots)
     return roots
@@ -162,6 +168,19 @@ def _move_from_views(graph: Graph, roots: set[int]) -> None:
         if sources and sources[0] in graph.producer:
             roots.discard(k)
             roots.add(graph.producer[sources[0]])
+
+
+def _merge_layouts(graph: Graph, roots: set[int]) -> None:
+    """Makes a layout of an argument part of the one library call that reads it."""
+    for k in sorted(roots):
+        equation = graph.equations[k]
+        if equation.primitive.name not in LAYOUTS or graph.is_read_by_caller(k):
+            continue
+        readers = graph.consumers[equation.outputs[0]]
+        is_of_argument = not any(v in graph.producer for v in graph.reads(k))
+        if is_of_argument and len(readers) == 1 and readers[0] in roots:
+            if graph.equations[readers[0]].primitive.name not in FUSIBLE:
+                roots.discard(k)
 
 
 def _merge_accumulations(
