@@ -1,15 +1,22 @@
 """What a saved plan saves: planning in one process, then running again in fresh ones.
 
-Each line is one process of its own, which builds the model, makes the planned program
-and reports the wall time from the step to the compiled program, and the bytes. The
-first plans; the second runs by the saved plan; the third does so with JAX's compilation
-cache filled, which holds the planned program itself. Seconds of CPU are those of all
+Each column is one process of its own, which builds the model, makes the program and
+reports the time from the step to the compiled program, and the bytes:
+
+- planned: plans, with no cache;
+- saved: runs by the saved plan, compiling it;
+- cached: the same with JAX's compilation cache filled, which holds that program;
+- as written: `jax.jit(step)` without this package, its program in the cache too; any
+  jitted step takes this long to start.
+
+Imports and building the model are left out of all four. Seconds of CPU are those of all
 threads, and the fairer ones on a busy machine.
 
     python -m benchmarks.saved_plans gpt2 --budget 0.4
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -18,8 +25,13 @@ import tempfile
 import time
 
 
-def plan_once(model: str, budget: float, path: str) -> None:
-    """Makes or loads the plan at `path`, and prints seconds and bytes as JSON."""
+def start_once(model: str, budget: float, path: str) -> None:
+    """Starts the step by the plan at `path`, which is made if it is not there.
+
+    Prints seconds and bytes as JSON. Without a path, the step is started as written.
+    """
+    import jax
+
     import coop_jax
     from benchmarks.models import build
 
@@ -28,16 +40,20 @@ def plan_once(model: str, budget: float, path: str) -> None:
     donated = built.donate_argnums
     # Importing and building the model is not planning; tracing the step is.
     start, cpu = time.perf_counter(), time.process_time()
-    if os.path.exists(path):
+    if not path:
+        step = jax.jit(built.step, donate_argnums=donated)
+        step.lower(*args).compile()
+    elif os.path.exists(path):
         loaded = coop_jax.load_plan(path)
         step = coop_jax.remat(built.step, plan=loaded, donate_argnums=donated)
+        step.plan(*args)
     else:
         step = coop_jax.remat(built.step, budget, donate_argnums=donated)
-    plan = step.plan(*args)
+        step.plan(*args)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     measured = coop_jax.measure(step, *args)
-    if not os.path.exists(path):
-        plan.save(path)
+    if path and not os.path.exists(path):
+        step.plan(*args).save(path)
     print(json.dumps({"wall": seconds, "cpu": cpu, "bytes": measured.total}))
 
 
@@ -61,28 +77,35 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--budget", type=float, default=0.4)
-    parser.add_argument("--plan", help="(internal) plan file of one process")
+    parser.add_argument("--plan", help='(internal) plan file of one process, or ""')
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    if options.plan:
-        plan_once(options.model, options.budget, options.plan)
+    if options.plan is not None:
+        start_once(options.model, options.budget, options.plan)
         return
     print(f"{options.model} at {options.budget:.0%}: seconds from step to program")
     for _ in range(options.repeats):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "plan.json")
             compiled = os.path.join(folder, "compiled")
-            first = run(options.model, options.budget, path, None)
-            again = run(options.model, options.budget, path, compiled)
-            cached = run(options.model, options.budget, path, compiled)
-        assert first["bytes"] == again["bytes"] == cached["bytes"]
-        print(f"{first['bytes']:,} bytes each")
+            start = functools.partial(run, options.model, options.budget)
+            planned = start(path, None)
+            saved = start(path, compiled)
+            cached = start(path, compiled)
+            start("", compiled)
+            written = start("", compiled)
+        assert planned["bytes"] == saved["bytes"] == cached["bytes"]
+        print(f"{planned['bytes']:,} bytes planned, {written['bytes']:,} as written")
         for clock in ("wall", "cpu"):
-            whole = first[clock]
+            whole = planned[clock]
+            shares = {"saved": saved, "cached": cached, "as written": written}
             print(
-                f"  {clock:<4}  planned {whole:.2f}  by saved plan {again[clock]:.2f} "
-                f"({again[clock] / whole:.1%})  with compilation cache "
-                f"{cached[clock]:.2f} ({cached[clock] / whole:.1%})",
+                f"  {clock:<4}  planned {whole:.2f}",
+                *(
+                    f"{k} {v[clock]:.2f} ({v[clock] / whole:.1%})"
+                    for k, v in shares.items()
+                ),
+                sep="  ",
                 flush=True,
             )
 

@@ -31,6 +31,8 @@ _NOT_THE_USERS = (
     os.path.dirname(__file__),
     "<",
 )
+# Also of environments that this one is built on, and of the user's home.
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _STATEFUL = {"rng_uniform"}
 _NO_SCOPE = contextlib.nullcontext()
 
@@ -152,11 +154,17 @@ def _location(source: Any) -> str:
     """Innermost frame outside of installed packages, else outside of JAX."""
     frames = source.traceback.frames if source.traceback is not None else ()
     for frame in frames:
-        if not frame.file_name.startswith(_NOT_THE_USERS):
+        if _is_the_users(frame.file_name):
             name = frame.function_name.replace(".<locals>", "")
             return f"{frame.file_name}:{frame.line_num} ({name})"
     summary = source_info_util.summarize(source)
     return "" if summary.startswith("<unknown>") else summary
+
+
+def _is_the_users(file: str) -> bool:
+    return not (
+        file.startswith(_NOT_THE_USERS) or any(part in file for part in _INSTALLED)
+    )
 
 
 def read(env: Mapping[Variable, Any], atom: Atom) -> Any:

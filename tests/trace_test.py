@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+from coop_jax import _trace
 from coop_jax._trace import Literal, Program, flatten
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -191,6 +192,22 @@ def test_equations_know_the_line_of_the_user() -> None:
     sine, add = flat(function, X).equations
     assert "trace_test.py" in sine.location and "function)" in sine.location
     assert "trace_test.py" in add.location and "doubled)" in add.location
+
+
+@pytest.mark.parametrize(
+    ("file", "is_the_users"),
+    [
+        ("/home/me/train.py", True),
+        (__file__, True),
+        (jax.__file__, False),
+        ("/usr/lib/python3/dist-packages/flax/linen/module.py", False),
+        ("/home/me/.local/lib/python3.12/site-packages/optax/_src/base.py", False),
+        (_trace.__file__, False),
+        ("<string>", False),
+    ],
+)
+def test_packages_are_not_the_users(file: str, is_the_users: bool) -> None:
+    assert _trace._is_the_users(file) == is_the_users
 
 
 def test_random_numbers_know_the_line_of_the_user() -> None:
