@@ -32,6 +32,9 @@ class LargestBatch:
     size: int
     plan: Plan
 
+    def __str__(self) -> str:
+        return f"batch of {self.size}\n{self.plan}"
+
 
 def largest_batch(
     make_args: Callable[[int], tuple],

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,10 @@ from ._frontier import frontier
 from ._plan_file import load_plan
 from ._policies import PLANNERS
 from ._remat import Rematerialized, remat
+from ._report.files import IMAGES, suffix_of
+from ._report.requirements import require
 from ._report.text import timeline_text
+from ._trace import is_the_users
 from ._version import __version__
 from .simulate import main as simulate
 
@@ -43,16 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return simulate(given[1:])
     options = _parser().parse_args(given)
     try:
+        _check_outputs(options)
         options.run(options)
+        sys.stdout.flush()
     except UsageError as error:
         print(f"coop-jax {options.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # `| head` has seen enough; what Python still wants to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except BudgetError as error:
         print(error, file=sys.stderr)
         if error.plan is not None:
             print(error.plan.explain(), file=sys.stderr)
         return 1
     except (PlanError, OSError, ImportError, ValueError, TypeError) as error:
+        # What goes wrong in the user's own code is shown with its place.
+        if _is_of_the_step(error):
+            raise
         print(f"coop-jax {options.command}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -108,6 +121,31 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", help="where plans are kept")
 
 
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuses what could not be written, before minutes of planning."""
+    for name in ("output", "plot", "csv", "html", "perfetto"):
+        path = getattr(options, name, None)
+        if path is None:
+            continue
+        if not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"{path}: there is no directory {Path(path).parent}.")
+        if name in ("plot", "html"):
+            pages = () if options.command == "frontier" else (".html",)
+            images = IMAGES if name == "plot" else ()
+            try:
+                suffix = suffix_of(path, (*pages, *images))
+            except ValueError as error:
+                raise UsageError(f"--{name} {error}") from None
+            if suffix in IMAGES:
+                require("matplotlib", "plot", "pictures")
+
+
+def _is_of_the_step(error: Exception) -> bool:
+    """Whether an error passed through code that is neither ours nor a library's."""
+    places = traceback.extract_tb(error.__traceback__)
+    return any(is_the_users(place.filename) for place in places)
+
+
 def _plan(options: argparse.Namespace) -> None:
     step, args = _step_and_args(options)
     if not isinstance(step, Rematerialized):
@@ -144,8 +182,6 @@ def _view(options: argparse.Namespace) -> None:
         print(plan.table())
     if options.explain:
         print(plan.explain())
-    if options.html and Path(options.html).suffix != ".html":
-        raise UsageError(f"--html {options.html}: end the name with .html.")
     for path in filter(None, (options.html, options.plot)):
         plan.plot(path)
         print(f"drawn to {path}")
@@ -188,6 +224,11 @@ def _step_and_args(options: argparse.Namespace) -> tuple[Callable, tuple]:
                 f"{options.step} needs arguments: name a function that returns them "
                 f"with --args, or define `{_EXAMPLE_ARGS}()` next to it."
             )
+    if not callable(make_args):
+        raise UsageError(
+            f"`{_EXAMPLE_ARGS}` is {type(make_args).__name__}, not a function: write "
+            f"`def {_EXAMPLE_ARGS}(): return ...`."
+        )
     args = make_args()
     if not isinstance(args, tuple):
         raise UsageError(

@@ -299,7 +299,7 @@ class Plan:
         return f"{_values(again)}, {sum(costs.values()) * 1e3:.2f} ms (estimated)"
 
     def _error(self) -> float:
-        return self.predicted / self.measured.total - 1
+        return (self.predicted - self.measured.total) / max(1, self.measured.total)
 
     def _largest_kept(self) -> list[str]:
         """The largest values kept, equal ones of one source line in one row."""

@@ -154,14 +154,14 @@ def _location(source: Any) -> str:
     """Innermost frame outside of installed packages, else outside of JAX."""
     frames = source.traceback.frames if source.traceback is not None else ()
     for frame in frames:
-        if _is_the_users(frame.file_name):
+        if is_the_users(frame.file_name):
             name = frame.function_name.replace(".<locals>", "")
             return f"{frame.file_name}:{frame.line_num} ({name})"
     summary = source_info_util.summarize(source)
     return "" if summary.startswith("<unknown>") else summary
 
 
-def _is_the_users(file: str) -> bool:
+def is_the_users(file: str) -> bool:
     return not (
         file.startswith(_NOT_THE_USERS) or any(part in file for part in _INSTALLED)
     )

@@ -8,7 +8,7 @@ import pytest
 
 import coop_jax
 from coop_jax._cli import main
-from tests.small_step import SHAPES, train_step
+from tests.small_step import SHAPES, small_plan, train_step
 
 ROOT = Path(__file__).absolute().parent.parent
 STEP = "tests.small_step:train_step"
@@ -78,7 +78,10 @@ def test_a_budget_out_of_reach_is_explained(capsys) -> None:
         (["plan", STEP, *ARGS[:2], "--donate", "state"], 2, "write argument numbers"),
         (["plan", STEP, *ARGS, "--budget", "12G"], 1, "could mean GiB"),
         (["plan", STEP, *ARGS], 1, "this device reports none"),
-        (["plan", STEP, *ARGS, "--budget", "1GiB", "--plot", "x.doc"], 1, "end it"),
+        (["plan", STEP, *ARGS, "--budget", "1GiB", "--plot", "x.doc"], 2, "end it"),
+        (["plan", STEP, *ARGS, "-o", "no/plan.json"], 2, "there is no directory no"),
+        (["frontier", STEP, *ARGS, "--plot", "a.html"], 2, "end it with .svg or .png"),
+        (["view", "plan.json", "--html", "plan.png"], 2, "end it with .html."),
         (["view", "nowhere.json"], 1, "No such file"),
         (["view", "README.md"], 1, "is no JSON"),
     ],
@@ -86,6 +89,38 @@ def test_a_budget_out_of_reach_is_explained(capsys) -> None:
 def test_mistakes_are_one_line_and_a_status(argv, status, said, capsys) -> None:
     assert main(argv) == status
     assert said in capsys.readouterr().err.replace("It is no", "is no")
+
+
+def test_example_arguments_are_a_function(tmp_path, capsys) -> None:
+    script = tmp_path / "constant_args.py"
+    script.write_text("def step(x): return x\nexample_args = (1.0,)\n")
+    assert main(["plan", f"{script}:step", "--budget", "min"]) == 2
+    assert "`example_args` is tuple, not a function" in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_step_is_shown_with_its_place(tmp_path) -> None:
+    script = tmp_path / "wrong_train.py"
+    script.write_text(
+        "import jax.numpy as jnp\n"
+        "def step(x): return jnp.ones((2, 3)) @ x\n"
+        "def example_args(): return (jnp.ones(2),)\n"
+    )
+    with pytest.raises(TypeError) as caught:
+        main(["plan", f"{script}:step", "--budget", "min"])
+    assert any(str(entry.path) == str(script) for entry in caught.traceback)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path) -> None:
+    small_plan().save(tmp_path / "plan.json")
+    viewing = subprocess.Popen(
+        [sys.executable, "-m", "coop_jax", "view", str(tmp_path / "plan.json")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with viewing:
+        assert viewing.stdout is not None and viewing.stderr is not None
+        viewing.stdout.close()
+        assert viewing.stderr.read() == b""
+    assert viewing.returncode == 1
 
 
 def test_the_simulator_is_one_of_the_commands(tmp_path, capsys) -> None:

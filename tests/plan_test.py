@@ -52,6 +52,15 @@ def test_prints_at_most_25_lines_with_every_number(plan: Plan) -> None:
     assert plan.fingerprint in lines[13]
 
 
+@pytest.mark.parametrize("step", [lambda x: (), lambda x: x, lambda x: jnp.ones(3)])
+def test_a_step_that_does_nothing_has_a_plan(step, tmp_path) -> None:
+    plan = coop_jax.remat(step, "min").plan(jnp.ones(4))
+    assert "(+0.0% off)" in str(plan) and plan.explain() and plan.table()
+    plan.plot(tmp_path / "plan.html")
+    plan.plot(tmp_path / "plan.svg")
+    plan.to_perfetto(tmp_path / "trace.json")
+
+
 def test_warnings_are_never_cut_for_the_listing(plan: Plan) -> None:
     warned = dataclasses.replace(plan, warnings=tuple(f"w{i}" for i in range(10)))
     lines = str(warned).splitlines()

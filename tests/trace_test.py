@@ -207,7 +207,7 @@ def test_equations_know_the_line_of_the_user() -> None:
     ],
 )
 def test_packages_are_not_the_users(file: str, is_the_users: bool) -> None:
-    assert _trace._is_the_users(file) == is_the_users
+    assert _trace.is_the_users(file) == is_the_users
 
 
 def test_random_numbers_know_the_line_of_the_user() -> None:

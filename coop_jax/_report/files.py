@@ -38,6 +38,6 @@ def suffix_of(path: str | os.PathLike[str], known: tuple[str, ...]) -> str:
     if suffix not in known:
         raise ValueError(
             f"{os.fspath(path)!r} does not say what to write: end it with "
-            f"{', '.join(known[:-1])} or {known[-1]}."
+            f"{' or '.join(known)}."
         )
     return suffix
