@@ -118,8 +118,23 @@ def smallest(
     state = Retention(problem)
     search = Search(state, state.peak(), effort, is_packed)
     best = known or _descend(search, _least(problem))
+    best = _deepen(search, dataclasses.replace(best, fits=True), effort)
     search.pool = best.size
-    return refine(search, dataclasses.replace(best, fits=True), effort)
+    return refine(search, best, effort)
+
+
+def _deepen(search: Search, best: Planned, effort: Effort) -> Planned:
+    """Goes further down from a schedule, with refinement where packing is in the way."""
+    quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
+    for _ in range(_ATTEMPTS):
+        search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
+        reached = search.reach(best.positions)
+        if reached.peak <= search.pool:
+            reached = refine(search, reached, quick)
+        if not reached.fits:
+            break
+        best = reached
+    return best
 
 
 def _descend(search: Search, target: int) -> Planned:
