@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 
 def start_once(model: str, budget: float, path: str) -> None:
@@ -40,6 +41,7 @@ def start_once(model: str, budget: float, path: str) -> None:
     donated = built.donate_argnums
     # Importing and building the model is not planning; tracing the step is.
     start, cpu = time.perf_counter(), time.process_time()
+    step: Any
     if not path:
         step = jax.jit(built.step, donate_argnums=donated)
         step.lower(*args).compile()
