@@ -94,14 +94,15 @@ def _mark(axes: Any, frontier: "Frontier") -> None:
     low = 0.9 * min([floor, *(o.memory.total / MIB for o in frontier.compared)])
     axes.axvspan(low, floor, facecolor="none", edgecolor="0.8", hatch="//", lw=0)
     axes.axvline(floor, color="0.5", lw=1)
-    axes.annotate("floor", (floor, 1), xycoords=("data", "axes fraction"), va="top",
-                  ha="right", xytext=(-3, -3), textcoords="offset points",
-                  fontsize=8)  # fmt: skip
+    axes.annotate("floor", (floor, 0), xycoords=("data", "axes fraction"), va="bottom",
+                  xytext=(3, 3), textcoords="offset points", fontsize=8)  # fmt: skip
     axes.set_xlim(left=low)
     if len(frontier.plans) > 2:
         at = (knee.measured.total / MIB, 100 * (knee.time - 1))
         axes.plot(*at, "o", mfc="none", mec="black", ms=13)
-        axes.annotate("knee", at, xytext=(8, 8), textcoords="offset points", fontsize=9)
+        # The curve bends around that corner, so nothing else is there.
+        axes.annotate("knee", at, xytext=(-7, -7), textcoords="offset points",
+                      ha="right", va="top", fontsize=9)  # fmt: skip
     written = max(plan.measured.total for plan in frontier.plans)
     axes.annotate("as written", (written / MIB, 0), xytext=(0, 8),
                   textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
