@@ -119,12 +119,14 @@ def smallest(
     search = Search(state, state.peak(), effort, is_packed)
     best = known or _descend(search, _least(problem))
     best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-    search.pool = best.size
-    return refine(search, best, effort)
+    search.pool, search.moves_left = best.size, search.moves
+    # What is left of a long way down is seldom the cheapest way to be there.
+    straight = search.reach(program_order(problem))
+    return refine(search, straight if straight.beats(best) else best, effort)
 
 
 def _deepen(search: Search, best: Planned, effort: Effort) -> Planned:
-    """Goes further down from a schedule, with refinement where packing is in the way."""
+    """Goes further down, with refinement where only packing is in the way."""
     quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
     for _ in range(_ATTEMPTS):
         search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
@@ -150,7 +152,7 @@ def _descend(search: Search, target: int) -> Planned:
     best, stride = search.result(), _FIRST_SHARE
     tried: set[tuple[Positions, int]] = set()
     for _ in range(_ATTEMPTS):
-        search.pool = max(target, int(stride * best.size))
+        search.pool = int(stride * best.size)
         reached = best
         for start in (best.positions, order):
             if (start, search.pool) not in tried and reached.size >= best.size:
@@ -162,7 +164,9 @@ def _descend(search: Search, target: int) -> Planned:
         if best.size <= target or stride > _SHORTEST:
             break
     search.pool, search.moves_left = target, moves
-    return dataclasses.replace(best, fits=best.size <= target)
+    if best.size > target:
+        return dataclasses.replace(best, fits=False)
+    return search.reach(best.positions)
 
 
 def _least(problem: Problem) -> int:

@@ -1,6 +1,7 @@
 """Makes a schedule that fits cheaper: iterated local search. Imports no JAX.
 
-    squeeze    relieve to a slightly smaller pool and trim back to the real one
+    squeeze    relieve to a slightly smaller pool and trim back to the real one; less
+               and less so while that leads nowhere
     tear out   take back a few neighbouring rematerializations and repair
 
 What is cheaper is kept, and a schedule a little dearer than the best is gone on from.
@@ -11,7 +12,7 @@ import time
 from ._retention import Step
 from ._search import Effort, Planned, Search
 
-_SQUEEZE = (0.93, 0.995)
+_DEEPEST, _SHALLOWEST = 0.07, 0.002
 _TEARING = 0.3
 _NOISE = 0.3
 _WORTH_FOLLOWING = 1.003
@@ -26,14 +27,16 @@ def refine(search: Search, start: Planned, effort: Effort) -> Planned:
     present, present_cost = best.positions, best.cost
     _make_room(search, best)
     deadline = time.monotonic() + effort.time_limit
-    idle = 0
+    idle, depth = 0, _DEEPEST
     rounds = effort.rounds * min(5, max(1, _SMALL // max(state.length, 1)))
     for _ in range(10 * rounds):
         is_spent = search.moves_left <= 0 or time.monotonic() > deadline
         if idle >= rounds or not state.remats() or is_spent:
             break
         idle += 1
-        if _leave_and_return(search):
+        is_back = _leave_and_return(search, depth)
+        depth = min(max(depth * (1.5 if is_back else 0.6), _SHALLOWEST), _DEEPEST)
+        if is_back:
             if not best.fits or state.cost < best.cost * (1 - 1e-9):
                 found = search.result()
                 _make_room(search, found)
@@ -57,13 +60,18 @@ def _make_room(search: Search, found: Planned) -> None:
         search.room -= (found.size - search.pool) // 2
 
 
-def _leave_and_return(search: Search) -> bool:
-    """One perturbation and its repair. Returns whether the result fits."""
+def _leave_and_return(search: Search, depth: float) -> bool:
+    """One perturbation and its repair. Returns whether the result fits.
+
+    Args:
+      search: at a schedule that fits.
+      depth: share of the pool that is squeezed out at most.
+    """
     room = search.room
     if search.rng.random() < _TEARING:
         _tear_out(search, search.state.remats())
     else:
-        search.room = int(room * search.rng.uniform(*_SQUEEZE))
+        search.room = int(room * (1 - depth * search.rng.uniform(0.1, 1)))
     is_repaired = search.relieve(noise=_NOISE)
     search.room = room
     search.tabu.clear()

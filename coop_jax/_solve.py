@@ -135,9 +135,8 @@ class Workbench:
             self._compile(planned)
             # Under such pressure the model's order of near ties is not XLA's.
             quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
-            relaxed = self._plan(
-                int(planned.size * _FLOOR_SLACK) + self.profile.standing, quick
-            )
+            room = int(planned.size * _FLOOR_SLACK) + self.profile.standing
+            relaxed = self._plan(room, quick, starts=[])
             if relaxed is not None:
                 self._compile(relaxed)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
@@ -273,12 +272,14 @@ class Workbench:
         nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
         return max(0, nearest.surplus) + room // 200
 
-    def _plan(self, room: int, effort: Effort) -> Planned | None:
+    def _plan(
+        self, room: int, effort: Effort, starts: list[Positions] | None = None
+    ) -> Planned | None:
         """The cheapest plan found whose packed block is within `room` bytes."""
         pool = room - self.profile.standing
         if pool < self._least_pool:
             return None
-        starts = self._starts(room)
+        starts = self._starts(room) if starts is None else starts
         planned = self._timed(
             lambda: self.planner.plan(self.problem, pool, effort, starts)
         )
