@@ -37,6 +37,15 @@ class DeviceRates:
     bytes: float
     launch: float
 
+    def seconds(self, operations: float, touched: float) -> float:
+        """Seconds of a kernel, less the launch.
+
+        Arithmetic and traffic are added: where the larger of the two would be free of
+        the other, a small product costs no more than the gelu after it, and is computed
+        again in its place for nothing.
+        """
+        return operations / self.flops + touched / self.bytes
+
 
 RATES = {
     "cpu": DeviceRates(flops=1e11, bytes=2e10, launch=2e-6),

@@ -204,8 +204,7 @@ class _ProblemBuilder:
         outputs = tuple(self._output(v, equation) for v in equation.outputs)
         operations = sum(self._flops(k) for k in (*unit.inlined, unit.root))
         touched = sum(map(graph.bytes, (*unit.inputs, *equation.outputs)))
-        rates = self.rates
-        cost = max(operations / rates.flops, touched / rates.bytes) + rates.launch
+        cost = self.rates.seconds(operations, touched) + self.rates.launch
         self.ops.append(
             Op(
                 equation.primitive.name,

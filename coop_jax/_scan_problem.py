@@ -112,7 +112,7 @@ class _Builder:
                 name,
                 tuple(self.number[v] for v in reads),
                 outputs,
-                max(operations / self.rates.flops, touched / self.rates.bytes),
+                self.rates.seconds(operations, touched),
                 is_recomputable=is_recomputable(equation, repeats)
                 and (is_fused or not self.is_cheap_only),
             )
