@@ -185,7 +185,8 @@ class _Emission:
         """Constants and whole arrays of rows that a half needs, by variable."""
         consts: dict[Variable, Any] = {}
         rows: dict[Variable, Any] = {}
-        needs = set(half.needs)
+        # What is carried, or kept, each half has from elsewhere.
+        needs = set(half.needs).difference(self.carry_in, self.kept)
         for equation, parts, variables in (
             (self.first, self.ours, self.joint.arguments[: len(self.first.inputs)]),
             (self.second, self.theirs, self.pair.joint.operands),
@@ -193,7 +194,7 @@ class _Emission:
             for places, target in ((parts.consts, consts), (parts.xs, rows)):
                 for i in places:
                     v = variables[i]
-                    if isinstance(v, Literal) or v not in needs or v in self.kept:
+                    if isinstance(v, Literal) or v not in needs:
                         continue
                     if v not in target:
                         target[v] = read(self.env, equation.inputs[i])

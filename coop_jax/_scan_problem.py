@@ -73,7 +73,7 @@ class _Builder:
         self.is_cheap_only = is_cheap_only
         self.joint = pair.joint.program
         self.graph = Graph(self.joint)
-        self.wanted, self.carried = _wanted(pair, program, self.graph)
+        self.wanted, self.results = _wanted(pair, program, self.graph)
         self.number: dict[Variable, int] = {}
         self.values: list[Value] = []
         self.ops: list[Op] = []
@@ -91,10 +91,10 @@ class _Builder:
             self._fixed("operand", (), self._new(v, size))
 
     def add_seam(self) -> None:
-        """Ends the first half by reading what goes into the next iteration."""
-        self.values.append(Value("carried", 0, is_output=True))
-        inputs = tuple(self.number[v] for v in self.carried)
-        self._fixed("carry", inputs, len(self.values) - 1)
+        """Ends the first half by reading its results."""
+        self.values.append(Value("results", 0, is_output=True))
+        inputs = tuple(self.number[v] for v in self.results)
+        self._fixed("results", inputs, len(self.values) - 1)
         self.boundary = len(self.ops)
 
     def add(self, k: int, equation: Equation) -> None:
@@ -121,7 +121,7 @@ class _Builder:
 
     def build(self) -> BodyProblem:
         second = range(self.pair.joint.boundary, len(self.joint.equations))
-        late = late_equations(self.joint, second, {*self.wanted, *self.carried})
+        late = late_equations(self.joint, second, {*self.wanted, *self.results})
         never = frozenset(
             self.number[v]
             for v in dropped(self.joint, second, late)
@@ -151,20 +151,20 @@ class _Builder:
 def _wanted(
     pair: ScanPair, program: Program, graph: Graph
 ) -> tuple[set[Variable], list[Variable]]:
-    """Results that cost nothing to have, and what the first body carries.
+    """Results of either body that cost nothing to have, and results of the first.
 
-    Those are the results of the second body and what the first stacks in any case.
+    Free are those of the second body and what the first stacks in any case. What the
+    first carries into its next iteration is not there in the second.
     """
     outputs = pair.joint.program.outputs
     first = ScanParts.of(program.equations[pair.forward])
-    residuals = set(pair.residuals)
-    carried = _resolved(graph, [outputs[place] for place in first.carried])
-    others = [
-        atom
-        for place, atom in enumerate(outputs)
-        if place not in residuals and place not in first.carried
-    ]
-    return set(_resolved(graph, others)), carried
+    stacked = [p for p in first.stacked if p not in pair.residuals]
+    free = [*stacked, *range(pair.joint.results, len(outputs))]
+    ours = [*first.carried, *stacked]
+    return (
+        set(_resolved(graph, [outputs[place] for place in free])),
+        _resolved(graph, [outputs[place] for place in ours]),
+    )
 
 
 def _resolved(graph: Graph, atoms: Iterable[Atom]) -> list[Variable]:

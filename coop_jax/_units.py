@@ -45,6 +45,9 @@ LAYOUTS = {"rev", "transpose"}
 """Equations that only move bytes about."""
 
 
+_LOOPS = {"scan", "while", "cond"}
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """The equations behind one op.
@@ -193,7 +196,10 @@ def _merge_accumulations(
     none.
     """
     for k in sorted(roots):
-        if len(graph.equations[k].outputs) != 1 or graph.is_read_by_caller(k):
+        equation = graph.equations[k]
+        if len(equation.outputs) != 1 or graph.is_read_by_caller(k):
+            continue
+        if equation.primitive.name in _LOOPS:
             continue
         readers = graph.consumers[graph.equations[k].outputs[0]]
         if len(readers) != 1 or owned.get(readers[0]):

@@ -99,6 +99,22 @@ def checkpointed(weights, x):
     return train_step(loss_of, weights, x)
 
 
+def mapped(weights, x):
+    """A map over parts of the batch, whose results and residuals one branch makes."""
+
+    def loss_of(weights, x):
+        layer = jax.tree.map(lambda w: w[0], weights)
+
+        def one(part):
+            is_finite = jnp.isfinite(part[0, 0])
+            key = jax.random.key(0)
+            return lax.cond(is_finite, block, lambda x, *_: x, part, layer, key)
+
+        return jnp.mean(lax.map(one, x.reshape(8, -1, WIDTH)) ** 2)
+
+    return train_step(loss_of, weights, x)
+
+
 def carried_key(weights, x):
     """Random keys that are carried, not scanned over."""
 
@@ -125,6 +141,7 @@ STEPS = {
     "two_stacks": two_stacks,
     "checkpointed": checkpointed,
     "carried_key": carried_key,
+    "mapped": mapped,
 }
 
 

@@ -58,6 +58,22 @@ def test_an_elementwise_chain_is_one_op() -> None:
     assert add.in_place == ((add.inputs[0], add.outputs[0]),)
 
 
+def test_a_loop_is_an_op_of_its_own_though_a_sum_lies_in_its_place() -> None:
+    def looped(x, w):
+        y = jnp.tanh(x)
+        end, _ = jax.lax.scan(lambda c, w: (c @ w, None), x, w)
+        return (end + y) @ w[0]
+
+    step = profiled(looped, SQUARE, float32(3, 64, 64))[1]
+    in_one_place = [
+        OwnedBuffer(scope(k), "fusion", 64 * 64 * 4, 0, 0, True)
+        for k, equation in enumerate(step.program.equations)
+        if equation.primitive.name in ("tanh", "scan")
+    ]
+    found = profile(step.program, in_one_place, 0, "cpu")
+    assert "scan" in ops(found)
+
+
 def test_outputs_and_arguments_take_no_bytes_of_the_pool() -> None:
     found, _, memory = profiled(lambda x, w: (x @ w, x + 1), SQUARE, SQUARE)
     assert all(value.size == 0 for value in found.problem.values)
