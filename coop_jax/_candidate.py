@@ -1,10 +1,11 @@
-"""A program for a step, compiled and measured."""
+"""Programs for a step, compiled and measured, and how far smaller ones were sought."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ._measure import MemoryUse
+from ._planner import Planned
 from ._profile import Profile
 from ._types import Schedule
 
@@ -33,3 +34,18 @@ class Candidate:
     def surplus(self) -> int:
         """Bytes XLA used beyond the model's."""
         return self.memory.temp - self.predicted
+
+
+@dataclass(slots=True, eq=False)
+class Sought:
+    """How far down plans of one profile were sought.
+
+    Attributes:
+      profile: the step with in-place calls or without.
+      least_pool: smallest pool reached, if it was looked for.
+      in_vain: where planning ended that reached no pool small enough.
+    """
+
+    profile: Profile
+    least_pool: int = 1
+    in_vain: Planned | None = None

@@ -308,6 +308,8 @@ class _ProblemBuilder:
             for source in unit.inputs
             for target in equation.outputs
             if source in graph.producer
+            # XLA lets nothing take over what shares its bytes with a call's operand.
+            and graph.producer[source] not in self.programs
             and target not in graph.outputs
             and nbytes(avals[source]) == nbytes(avals[target])
             and avals[source].dtype == avals[target].dtype

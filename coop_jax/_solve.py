@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ._buffer_assignment import assign, schedule_buffers
-from ._candidate import Candidate
+from ._candidate import Candidate, Sought
 from ._compile import FlatStep
 from ._cost import program_flops
 from ._describe import list_actions, list_arguments
@@ -74,7 +74,7 @@ class Workbench:
         self.baseline_seconds = self.compile_seconds
         self.unplanned = memory_use(compiled)
         start = time.perf_counter()
-        self.profile: Profile = self._profiled()
+        self._sought = [Sought(self._profiled())]
         self.plan_seconds += time.perf_counter() - start
         order = self.problem.program_order
         self.baseline = Candidate(
@@ -88,11 +88,15 @@ class Workbench:
             self.profile,
         )
         self._sought_floor = False
-        self._least_pool = 1
-        self._in_vain: Planned | None = None
         self._has_choice = inplace == "auto" and self._can_call()
         if inplace is True:
             self._plan_calls()
+            self._sought = self._sought[-1:]
+
+    @property
+    def profile(self) -> Profile:
+        """What is planned now."""
+        return self._sought[-1].profile
 
     @property
     def problem(self) -> Problem:
@@ -127,19 +131,26 @@ class Workbench:
             self._sought_floor = True
             if self._has_choice:
                 self._plan_calls()
-            stage("looking for the smallest plan")
-            planned = self._timed(
-                lambda: self.planner.smallest(self.problem, effort, self._in_vain)
-            )
-            self._least_pool = planned.size
-            self._compile(planned)
-            # Under such pressure the model's order of near ties is not XLA's.
-            quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
-            room = int(planned.size * _FLOOR_SLACK) + self.profile.standing
-            relaxed = self._plan(room, quick, starts=[])
-            if relaxed is not None:
-                self._compile(relaxed)
+            for _ in self._sought:
+                self._seek_floor(effort)
+                # With in-place calls and without, either may reach further down.
+                self._sought.append(self._sought.pop(0))
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
+
+    def _seek_floor(self, effort: Effort) -> None:
+        stage("looking for the smallest plan")
+        sought = self._sought[-1]
+        planned = self._timed(
+            lambda: self.planner.smallest(self.problem, effort, sought.in_vain)
+        )
+        sought.least_pool = planned.size
+        self._compile(planned)
+        # Under such pressure the model's order of near ties is not XLA's.
+        quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
+        room = int(planned.size * _FLOOR_SLACK) + self.profile.standing
+        relaxed = self._plan(room, quick, starts=[])
+        if relaxed is not None:
+            self._compile(relaxed)
 
     def finish(self, candidate: Candidate) -> Candidate:
         """The candidate as a program to run; it may only have been probed."""
@@ -203,7 +214,7 @@ class Workbench:
         """From now on plans the step with in-place calls, if it has any."""
         self._has_choice = False
         if self._can_call() and (found := self._profiled(inplace=True)).calls:
-            self.profile, self._in_vain = found, None
+            self._sought.append(Sought(found))
         return bool(self.profile.calls)
 
     def _profiled(self, inplace: bool = False) -> Profile:
@@ -277,14 +288,15 @@ class Workbench:
     ) -> Planned | None:
         """The cheapest plan found whose packed block is within `room` bytes."""
         pool = room - self.profile.standing
-        if pool < self._least_pool:
+        sought = self._sought[-1]
+        if pool < sought.least_pool:
             return None
         starts = self._starts(room) if starts is None else starts
         planned = self._timed(
             lambda: self.planner.plan(self.problem, pool, effort, starts)
         )
         if not planned.fits:
-            self._in_vain = planned
+            sought.in_vain = planned
             return None
         return planned
 

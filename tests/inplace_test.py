@@ -164,9 +164,9 @@ def train_step(weights, x, key):
     def loss_of(weights):
         y = x
         for i, (w, v) in enumerate(weights):
-            keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, y.shape)
             scores = jax.nn.softmax(y @ w)
-            y = y + jnp.where(keep, scores @ v, 0) / 0.9
+            keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, scores.shape)
+            y = y + jnp.where(keep, scores, 0) / 0.9 @ v
         return jnp.mean(y**2)
 
     loss, grads = jax.value_and_grad(loss_of)(weights)
