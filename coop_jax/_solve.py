@@ -39,7 +39,7 @@ from ._timing import with_measured_costs
 from ._types import Problem, Schedule
 from ._validate import live_bytes, live_ranges
 
-_PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
+_PLANNED_WHOLE = ("while", "cond", "shard_map")
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
 _WORTH_LOOSENING = 0.03

@@ -2,10 +2,12 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from jax import lax
 
 import coop_jax
@@ -278,6 +280,77 @@ def test_the_floor_is_far_below_what_checkpointing_the_body_reaches():
 
     _, plan = planned("plain", "min")
     assert plan.measured.temp < temporaries(STEPS["checkpointed"])
+
+
+def flax_step():
+    """`nn.scan` over blocks with dropout; parameters are stacked by flax."""
+
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, x, _):
+            y = linen.gelu(linen.Dense(4 * WIDTH)(linen.LayerNorm()(x)))
+            y = linen.Dropout(0.1, deterministic=False)(linen.Dense(WIDTH)(y))
+            return x + y, None
+
+    stack = linen.scan(
+        Block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=LAYERS,
+    )()
+    params_key, dropout_key = jax.random.split(jax.random.key(0))
+    keys = {"params": params_key, "dropout": dropout_key}
+    x = arguments()[1]
+
+    def loss_of(params, x):
+        y, _ = stack.apply(params, x, None, rngs={"dropout": dropout_key})
+        return jnp.mean(y**2)
+
+    return functools.partial(train_step, loss_of), (stack.init(keys, x, None), x)
+
+
+def equinox_step():
+    """Layers stacked by `filter_vmap`, taken apart and put together in the body."""
+
+    class Block(eqx.Module):
+        norm: eqx.nn.LayerNorm
+        up: eqx.nn.Linear
+        down: eqx.nn.Linear
+
+        def __init__(self, key):
+            keys = jax.random.split(key)
+            self.norm = eqx.nn.LayerNorm(WIDTH)
+            self.up = eqx.nn.Linear(WIDTH, 4 * WIDTH, key=keys[0])
+            self.down = eqx.nn.Linear(4 * WIDTH, WIDTH, key=keys[1])
+
+        def __call__(self, x):
+            return x + self.down(jax.nn.gelu(self.up(self.norm(x))))
+
+    layers = eqx.filter_vmap(Block)(jax.random.split(jax.random.key(0), LAYERS))
+    arrays, static = eqx.partition(layers, eqx.is_array)
+
+    def loss_of(arrays, x):
+        def body(x, layer):
+            return jax.vmap(eqx.combine(layer, static))(x), None
+
+        return jnp.mean(lax.scan(body, x, arrays)[0] ** 2)
+
+    return functools.partial(train_step, loss_of), (arrays, arguments()[1])
+
+
+@pytest.mark.parametrize("make", [flax_step, equinox_step])
+def test_layers_stacked_by_a_library_are_planned_inside(make):
+    step, args = make()
+    planned = coop_jax.remat(step, 0.5, donate_argnums=0, time_limit=2)
+    plan = planned.plan(*args)
+    assert plan.loops and plan.loops[0].length == LAYERS
+    assert plan.budget is not None and plan.measured.total <= plan.budget
+    expected = jax.jit(step)(*args)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
+        planned(*args),
+        expected,
+    )
 
 
 if __name__ == "__main__":

@@ -339,6 +339,33 @@ def test_a_carry_that_the_backward_pass_reads_is_stacked_bytes():
     assert site.choices.corners[-1].row == row
 
 
+# Many budgets, many batches
+
+
+def test_a_frontier_plans_inside_loops_and_keeps_to_the_rules():
+    step = make_step(scanned_loss, jax.checkpoint(block))
+    options = {"donate_argnums": 0, "time_limit": 2, "override_checkpoint": True}
+    curve = coop_jax.frontier(step, *arguments(), budgets=[0.7], **options)
+    assert curve.plans[0].unplanned == planned(SCANNED, 1.0)[1].unplanned
+    plan = curve.plans[-1]
+    assert plan.loops
+    again = coop_jax.remat(step, plan=plan, donate_argnums=0, override_checkpoint=True)
+    assert coop_jax.measure(again, *arguments()) == plan.measured
+
+
+def test_the_largest_batch_is_planned_inside_loops():
+    def shapes(rows):
+        ws, x = arguments()
+        return ws, jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
+    budget = coop_jax.measure(jax.jit(SCANNED, donate_argnums=0), *shapes(128)).total
+    found = coop_jax.largest_batch(
+        shapes, SCANNED, budget, multiple_of=128, most=512, donate_argnums=0
+    )
+    assert found.size > 128
+    assert found.plan.loops
+
+
 # Mistakes
 
 
