@@ -60,16 +60,24 @@ def plan(
     """
     effort = effort or Effort()
     search = Search(Retention(problem), pool, effort, is_packed)
-    outcomes = [search.reach(start) for start in starts]
-    for seed in _seeds(problem, pool):
-        if any(outcome.peak <= pool for outcome in outcomes):
+    found = search.result()
+    for found in _attempts(search, starts):
+        if found.peak <= pool:
+            found = refine(search, found, effort)
+        if found.fits:
             break
+    return found
+
+
+def _attempts(search: Search, starts: Sequence[Positions]) -> Iterator[Planned]:
+    """Schedules to refine: from known plans, from scratch, from the way down."""
+    if starts:
+        reached = [search.reach(start) for start in starts]
+        yield min(reached, key=lambda each: (each.peak > search.pool, each.cost))
+    for seed in _seeds(search.state.problem, search.pool):
         search.moves_left = search.moves
-        outcomes.append(search.reach(seed))
-    best = min(outcomes, key=lambda outcome: (outcome.peak > pool, outcome.cost))
-    if best.peak > pool:
-        best = _descend(search, pool)
-    return refine(search, best, effort) if best.peak <= pool else best
+        yield search.reach(seed)
+    yield _descend(search, search.pool)
 
 
 def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
