@@ -9,8 +9,8 @@ reads them (`Unit.inlined`), as XLA does.
 Five corrections to what the assignment says:
   * equations that XLA made one instruction are one unit;
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
-  * a weight turned around for one library call is that call's workspace: XLA rewrites
-    the two together, and in two halves it turns twice;
+  * what is transposed for products alone, or a weight turned around for one library
+    call, is theirs: XLA takes the two together, and in halves it turns twice;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case;
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
     its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
@@ -174,16 +174,42 @@ def _move_from_views(graph: Graph, roots: set[int]) -> None:
 
 
 def _merge_layouts(graph: Graph, roots: set[int]) -> None:
-    """Makes a layout of an argument part of the one library call that reads it."""
+    """Makes an equation that only moves bytes about part of the calls that read it."""
     for k in sorted(roots):
         equation = graph.equations[k]
         if equation.primitive.name not in LAYOUTS or graph.is_read_by_caller(k):
             continue
-        readers = graph.consumers[equation.outputs[0]]
+        readers = _readers_through_views(graph, k)
         is_of_argument = not any(v in graph.producer for v in graph.reads(k))
-        if is_of_argument and len(readers) == 1 and readers[0] in roots:
-            if graph.equations[readers[0]].primitive.name not in FUSIBLE:
-                roots.discard(k)
+        if _is_folded(graph, k) or (
+            is_of_argument and len(readers) == 1 and _is_call(graph, readers)
+        ):
+            roots.discard(k)
+
+
+def _is_folded(graph: Graph, k: int) -> bool:
+    """Whether only products read a transpose: they take operands in any order.
+
+    Held, it would be turned around once to be held and again for each product.
+    """
+    readers = _readers_through_views(graph, k)
+    names = {graph.equations[reader].primitive.name for reader in readers}
+    return graph.equations[k].primitive.name == "transpose" and names == {"dot_general"}
+
+
+def _is_call(graph: Graph, equations: set[int]) -> bool:
+    return all(graph.equations[k].primitive.name not in FUSIBLE for k in equations)
+
+
+def _readers_through_views(graph: Graph, k: int) -> set[int]:
+    found, todo = set(), list(graph.equations[k].outputs)
+    while todo:
+        for reader in graph.consumers[todo.pop()]:
+            if graph.equations[reader].primitive.name in VIEWS:
+                todo += graph.equations[reader].outputs
+            else:
+                found.add(reader)
+    return found
 
 
 def _merge_accumulations(
@@ -225,8 +251,9 @@ def _places(buffers: Sequence[OwnedBuffer]) -> set[tuple[int, int, int]]:
 def _add_narrow(graph: Graph, roots: set[int]) -> None:
     """Makes roots of fused values that let go of twice their bytes or more.
 
-    And of transposes: free next to what they transpose, where XLA chooses the layout of
-    both, they are strided copies in every reader behind a barrier.
+    And of transposes that others than products read: free next to what they transpose,
+    where XLA chooses the layout of both, they are strided copies in every reader behind
+    a barrier.
     """
     readers = reading_units(graph, roots)
     for k, equation in enumerate(graph.equations):
@@ -235,7 +262,8 @@ def _add_narrow(graph: Graph, roots: set[int]) -> None:
         if equation.primitive.name in VIEWS or len(readers.get(k, ())) < 2:
             continue
         if equation.primitive.name == "transpose":
-            roots.add(k)
+            if not _is_folded(graph, k):
+                roots.add(k)
             continue
         last = max(readers[k])
         let_go = sum(
