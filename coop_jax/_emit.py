@@ -103,7 +103,7 @@ class _Emission:
         return shared
 
     def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
-        self.late = _late_updates(self.profile.problem, plan)
+        self.late = late_updates(self.profile.problem, plan)
         parts = [part for group in plan for part in self._parts(group)]
         self.overwritten = overwritten_operands(self.profile, parts)
         reads = [self._outside_reads(part) for part in parts]
@@ -237,7 +237,7 @@ class _Emission:
                 return
 
 
-def _late_updates(problem: Problem, plan: Sequence[Sequence[OpId]]) -> set[OpId]:
+def late_updates(problem: Problem, plan: Sequence[Sequence[OpId]]) -> set[OpId]:
     """Ops that overwrite a donated argument which some other op reads out of its place.
 
     Left untied, XLA would update the argument as soon as it can, and copy it at the

@@ -1,5 +1,6 @@
 """From equations to ops: what owns bytes, what is computed inside of what."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -235,3 +236,52 @@ def test_alignment_is_that_of_the_platform() -> None:
 
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
+
+
+def owned(step: FlatStep, name: str, size: int, **fields: Any) -> OwnedBuffer:
+    """A temporary buffer of the first equation of that name."""
+    names = [equation.primitive.name for equation in step.program.equations]
+    return OwnedBuffer(scope(names.index(name)), "fusion", size, 0, 0, True, **fields)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_is_transposed_for_products_alone_is_part_of_them(others: bool) -> None:
+    def turned(x, w):
+        transposed = jnp.tanh(x @ w).T
+        products = transposed @ w, transposed @ x
+        return products, jnp.cumsum(transposed) if others else None
+
+    step = profiled(turned, SQUARE, SQUARE)[1]
+    held = [owned(step, name, 64 * 64 * 4) for name in ("tanh", "transpose")]
+    found = profile(step.program, held, 0, "cpu")
+    assert ("transpose" in ops(found)) == others
+
+
+def test_an_argument_turned_around_for_one_call_is_its_workspace() -> None:
+    def turned(x, w):
+        return jax.lax.conv(x, w[:, :, ::-1, ::-1], (1, 1), "SAME")
+
+    step = profiled(turned, float32(2, 3, 8, 8), float32(4, 3, 3, 3))[1]
+    size = 4 * 3 * 3 * 3 * 4
+    found = profile(step.program, [owned(step, "rev", size)], 0, "cpu")
+    assert ops(found) == ["conv_general_dilated"]
+    assert found.problem.ops[0].workspace == size
+
+
+@pytest.mark.parametrize(("size", "standing"), [(64 * 64 * 4, 0), (4096, 4096)])
+def test_a_constant_spread_for_a_tied_literal_comes_and_goes_with_its_reader(
+    size: int, standing: int
+) -> None:
+    _, step, _ = profiled(lambda x: jnp.sum(jnp.sin(x) * 3.0), SQUARE)
+    made_up = owned(step, "reduce_sum", size, origin="constants")
+    found = profile(step.program, [made_up], 0, "cpu")
+    assert found.standing == standing
+    assert found.problem.ops[-1].workspace == size - standing
+
+
+def test_room_that_xla_found_in_an_argument_is_still_needed() -> None:
+    _, step, _ = profiled(lambda x: jnp.sum(x), SQUARE)
+    borrowed = owned(step, "reduce_sum", 4096, origin="reader")
+    elsewhere = dataclasses.replace(borrowed, allocation=3, is_temporary=False)
+    found = profile(step.program, [borrowed, elsewhere], 0, "cpu")
+    assert found.problem.ops[-1].workspace == 2 * 4096
