@@ -25,11 +25,11 @@ from typing import Any
 import jax
 
 import coop_jax
-from coop_jax._compile import FlatStep, flat_step
-from coop_jax._cost import program_flops
-from coop_jax._loop_solve import LoopWorkbench
+from coop_jax._fitting.compile import FlatStep, flat_step
+from coop_jax._loops.loop_solve import LoopWorkbench
 from coop_jax._measure import MemoryUse, memory_use
-from coop_jax._planner import Effort
+from coop_jax._planning.planner import Effort
+from coop_jax._program.cost import program_flops
 
 from . import float64, frontier_bars, frontier_report, frontier_rows, h200
 from .frontier_rows import (

@@ -21,15 +21,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks import h200
-from coop_jax import _inplace
-from coop_jax._compile import FlatStep, flat_step
-from coop_jax._emit import compute_in_place, emit
+from coop_jax._fitting.compile import FlatStep, flat_step
+from coop_jax._fitting.emit import compute_in_place, emit
 from coop_jax._measure import memory_use
-from coop_jax._profile import Profile, profile, scope
-from coop_jax._program_words import InplaceProgram
-from coop_jax._trace import flatten
-from coop_jax._translate import translate
-from coop_jax._units import Graph
+from coop_jax._native import inplace as _inplace
+from coop_jax._native.program_words import InplaceProgram
+from coop_jax._native.translate import translate
+from coop_jax._program.profile import Profile, profile, scope
+from coop_jax._program.trace import flatten
+from coop_jax._program.units import Graph
 
 ROWS, COLUMNS = 2048, 1024
 _ROUNDS = 9

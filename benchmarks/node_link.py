@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coop_jax._types import Op, Problem, Value
+from coop_jax._planning.types import Op, Problem, Value
 
 _EDGE_KEYS = ("edges", "links")
 

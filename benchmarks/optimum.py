@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from coop_jax._planner import Effort, plan
-from coop_jax._types import Problem
-from coop_jax._validate import live_bytes, validate
+from coop_jax._planning.planner import Effort, plan
+from coop_jax._planning.types import Problem
+from coop_jax._planning.validate import live_bytes, validate
 
 from . import node_link
 from .optimum_solver import prove

@@ -6,9 +6,9 @@ from types import ModuleType
 
 import jax
 
-from coop_jax._compile import flat_step
-from coop_jax._solve import Workbench
-from coop_jax._types import Op, Problem, Value, ValueId
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.solve import Workbench
+from coop_jax._planning.types import Op, Problem, Value, ValueId
 
 from .models import equinox_transformer, gpt2, vit
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import scipy.optimize
 
-from coop_jax._types import OpId, Problem, Schedule
-from coop_jax._validate import live_bytes
+from coop_jax._planning.types import OpId, Problem, Schedule
+from coop_jax._planning.validate import live_bytes
 
 from .retention_model import RetentionModel
 

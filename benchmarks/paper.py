@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import coop_jax
-from coop_jax._eviction import COOP, POLICIES, Policy
-from coop_jax._simulation import Simulation, simulate
-from coop_jax._stream import read
-from coop_jax._workload import Workload, workload
+from coop_jax._planning.eviction import COOP, POLICIES, Policy
+from coop_jax._planning.simulation import Simulation, simulate
+from coop_jax._planning.stream import read
+from coop_jax._planning.workload import Workload, workload
 
 from . import paper_figures, paper_report
 from .models import PAPER, build

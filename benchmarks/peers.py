@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import jax
 
-from coop_jax._loop_solve import LoopWorkbench
+from coop_jax._loops.loop_solve import LoopWorkbench
 from coop_jax._measure import memory_use
 
 from . import frontier, h200

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 
 import coop_jax
-from coop_jax._compile import flat_step
-from coop_jax._planner import Effort
-from coop_jax._policies import PLANNERS
-from coop_jax._solve import Candidate, Workbench
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.solve import Candidate, Workbench
+from coop_jax._planning.planner import Effort
+from coop_jax._planning.policies import PLANNERS
 
 from .models import PAPER, build
 from .paired_times import paired_times

@@ -1,11 +1,11 @@
 """The planner's schedules as a mixed integer program, for lower bounds that are proven.
 
-The class of schedules is that of `coop_jax._retention`, with one condition more.
+The class of schedules is that of `_planning.retention`, with one condition more.
 Positions are those of the program order; op `k` may run at any position `b >= k` at
 which its inputs are at hand (later than its own at no cost, or again), and the ops of
 one position run in program order. Every op runs at least once. Ops with effects, and
 those that overwrite a donated argument, stay in place, and nothing reads an argument
-that was overwritten. The bytes are those of `coop_jax._validate.live_bytes`, values in
+that was overwritten. The bytes are those of `_planning.validate.live_bytes`, values in
 place included, at most `pool`.
 
 The condition: some ops that are named run for the first time at their own positions; in
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import scipy.sparse
 
-from coop_jax._types import OpId, Problem, Schedule, ValueId
+from coop_jax._planning.types import OpId, Problem, Schedule, ValueId
 
 type Pair = tuple[OpId, int]
 """An op and the position it runs at."""

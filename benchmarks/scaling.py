@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coop_jax._planner import Effort, plan
-from coop_jax._retention import Retention
-from coop_jax._types import Problem
+from coop_jax._planning.planner import Effort, plan
+from coop_jax._planning.retention import Retention
+from coop_jax._planning.types import Problem
 
 KINDS = ("nets", "gpt2")
 _LENGTHS = (1_000, 3_000, 10_000, 30_000, 100_000)
@@ -96,8 +96,8 @@ def _deep_gpt2(length: int) -> tuple[Problem, int, float, float]:
     """The problem, its equations, and the seconds to trace and to profile it."""
     import jax
 
-    from coop_jax._compile import flat_step
-    from coop_jax._profile import profile
+    from coop_jax._fitting.compile import flat_step
+    from coop_jax._program.profile import profile
 
     from .models import gpt2
 
@@ -121,9 +121,9 @@ def _deep_gpt2(length: int) -> tuple[Problem, int, float, float]:
 
 def _shared_results(program):
     """Results that several equations read, as buffers that XLA would own."""
-    from coop_jax._cost import nbytes
-    from coop_jax._hlo import OwnedBuffer
-    from coop_jax._profile import scope
+    from coop_jax._program.cost import nbytes
+    from coop_jax._program.hlo import OwnedBuffer
+    from coop_jax._program.profile import scope
 
     reads = Counter(
         v

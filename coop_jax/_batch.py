@@ -6,8 +6,8 @@ from typing import Any
 
 from ._budget import BudgetLike, parse_budget
 from ._errors import BudgetError
+from ._fitting.progress import stage
 from ._plan import Plan
-from ._progress import stage
 from ._remat import remat
 
 _MOST_DOUBLINGS = 40

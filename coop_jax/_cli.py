@@ -20,12 +20,12 @@ from ._budget import BudgetLike
 from ._errors import BudgetError, PlanError
 from ._frontier import frontier
 from ._plan_file import load_plan
-from ._policies import PLANNERS
+from ._planning.policies import PLANNERS
+from ._program.trace import is_the_users
 from ._remat import Rematerialized, remat
 from ._report.files import IMAGES, suffix_of
 from ._report.requirements import require
 from ._report.text import timeline_text
-from ._trace import is_the_users
 from ._version import __version__
 from .simulate import main as simulate
 

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from ._budget import BudgetLike, format_bytes, parse_budget
-from ._cache import write_whole
-from ._compile import FlatStep, flat_step
-from ._cost import program_flops
 from ._errors import BudgetError
-from ._loop_solve import LoopWorkbench
+from ._fitting.cache import write_whole
+from ._fitting.compile import FlatStep, flat_step
+from ._fitting.progress import shown, stage
+from ._loops.loop_solve import LoopWorkbench
 from ._measure import MemoryUse, measure
 from ._plan import Plan
-from ._progress import shown, stage
+from ._program.cost import program_flops
 from ._remat import Rematerialized, remat, trace_step
 from ._report.curve import csv_text, draw_curve, knee_of
 

@@ -9,7 +9,7 @@ import jax
 
 from ._budget import Budget
 from ._plan import Plan
-from ._policies import PLANNERS
+from ._planning.policies import PLANNERS
 
 COST_MODELS = ("roofline", "measured")
 

@@ -8,12 +8,12 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from ._budget import format_bytes
-from ._hlo import OwnedBuffer
-from ._loop_report import BodyPlan, LoopPlan
+from ._loops.loop_report import BodyPlan, LoopPlan
 from ._measure import MemoryUse
-from ._origin import Origin
+from ._planning.types import Problem, Schedule
+from ._program.hlo import OwnedBuffer
+from ._program.origin import Origin
 from ._report.table import shortened, table_text
-from ._types import Problem, Schedule
 
 _MOST_LINES = 25
 _LARGEST = 5

@@ -15,8 +15,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from ._cache import write_whole
 from ._errors import PlanError
+from ._fitting.cache import write_whole
 from ._plan import Plan, fingerprint
 
 FORMAT = "coop_jax plan"

@@ -19,11 +19,11 @@ from typing import Any
 
 import jax
 
-from ._cost import RATES, DeviceRates, flops, nbytes
-from ._profile import donation, is_recomputable
-from ._stream import Call, Constant, Event, Release, write
-from ._trace import Program, Variable, flatten
-from ._units import FUSIBLE, Graph, Unit
+from ._planning.stream import Call, Constant, Event, Release, write
+from ._program.cost import RATES, DeviceRates, flops, nbytes
+from ._program.profile import donation, is_recomputable
+from ._program.trace import Program, Variable, flatten
+from ._program.units import FUSIBLE, Graph, Unit
 
 _NO_BYTES = {
     "broadcast_in_dim", "copy", "expand_dims", "full", "iota", "name", "random_unwrap",

@@ -10,15 +10,15 @@ import jax.extend.core as jexc
 from jax.core import Tracer
 
 from ._budget import BudgetLike, parse_budget
-from ._compile import FlatStep, flat_step
-from ._dynamic import dynamic_leaves
-from ._fit import Request, cache_at, fit
-from ._inplace import InPlace
+from ._fitting.compile import FlatStep, flat_step
+from ._fitting.fit import Request, cache_at, fit
+from ._fitting.saved import Fitted
+from ._native.inplace import InPlace
 from ._options import check_jit_options, check_options
 from ._plan import Plan
-from ._planner import Effort
-from ._rules import Never, make_rules
-from ._saved import Fitted
+from ._planning.planner import Effort
+from ._program.dynamic import dynamic_leaves
+from ._program.rules import Never, make_rules
 
 _TRACING = (
     "coop_jax: the step is traced as `jax.jit` does, and that failed. Make "

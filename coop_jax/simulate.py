@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ._budget import format_bytes, parse_budget
-from ._eviction import COOP, DTE, DTR, Policy
-from ._simulation import Simulation, simulate
-from ._stream import Event, TraceError, read
-from ._workload import Workload, workload
+from ._planning.eviction import COOP, DTE, DTR, Policy
+from ._planning.simulation import Simulation, simulate
+from ._planning.stream import Event, TraceError, read
+from ._planning.workload import Workload, workload
 
 POLICIES = {"coop-online": COOP, "dtr": DTR, "dte": DTE}
 _QUIET = 2.0

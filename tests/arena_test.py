@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coop_jax._arena import FREE, Arena, Chunk
-from coop_jax._window import LAST_CHOICE, TIE, Window, WindowSearch, cheapest_window
+from coop_jax._planning.arena import FREE, Arena, Chunk
+from coop_jax._planning.window import (
+    LAST_CHOICE,
+    TIE,
+    Window,
+    WindowSearch,
+    cheapest_window,
+)
 
 INF = math.inf
 

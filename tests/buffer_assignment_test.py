@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from validate_test import random_problem
 
-from coop_jax._buffer_assignment import (
+from coop_jax._planning.buffer_assignment import (
     Assignment,
     Buffer,
     _best_gap,
@@ -17,8 +17,8 @@ from coop_jax._buffer_assignment import (
     live_peak,
     schedule_buffers,
 )
-from coop_jax._types import LiveRange, Op, Problem, Value
-from coop_jax._validate import live_bytes
+from coop_jax._planning.types import LiveRange, Op, Problem, Value
+from coop_jax._planning.validate import live_bytes
 
 
 def buffer(size: int, start: int, end: int) -> Buffer:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import coop_jax
-from coop_jax import _cache
-from coop_jax._cache import Cache, write_whole
+from coop_jax._fitting import cache as _cache
+from coop_jax._fitting.cache import Cache, write_whole
 from tests.small_step import SHAPES, train_step
 
 ROOT = Path(__file__).absolute().parent.parent

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import coop_jax
-from coop_jax._compile import FlatStep, flat_step
+from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._measure import memory_use
 
 ROWS, WIDTH = 256, 64

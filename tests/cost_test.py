@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from coop_jax._cost import RATES, flops, nbytes, program_flops
-from coop_jax._trace import Program, flatten
+from coop_jax._program.cost import RATES, flops, nbytes, program_flops
+from coop_jax._program.trace import Program, flatten
 
 
 def flat(function: Callable, *shapes: Any) -> Program:

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import h200
 from benchmarks.inplace import CASES, arguments, as_call
-from coop_jax import _inplace
 from coop_jax._measure import memory_use
+from coop_jax._native import inplace as _inplace
 from tests.native import (
     F32,
     F64,

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from coop_jax._compile import flat_step
-from coop_jax._emit import emit, late_updates
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.emit import emit, late_updates
 from coop_jax._measure import memory_use
-from coop_jax._profile import profile, scope
-from coop_jax._types import Op, Problem, Value
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._program.profile import profile, scope
 
 # Op 0 reads argument 0, op 2 overwrites it, op 1 has to do with neither.
 UPDATE = Problem(

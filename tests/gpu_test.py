@@ -9,9 +9,9 @@ import pytest
 
 import coop_jax
 from benchmarks import h200
-from coop_jax._compile import flat_step
-from coop_jax._planner import Effort
-from coop_jax._solve import Workbench
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.solve import Workbench
+from coop_jax._planning.planner import Effort
 
 LAYERS, WIDTH, ROWS = 3, 256, 8192
 

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from coop_jax._hlo import OwnedBuffer, dump_directory, dump_options, owned_buffers
+from coop_jax._program.hlo import (
+    OwnedBuffer,
+    dump_directory,
+    dump_options,
+    owned_buffers,
+)
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -21,10 +21,10 @@ from benchmarks.inplace import (
     surrounded,
     temporaries,
 )
-from coop_jax import _inplace
-from coop_jax._compile import flat_step
-from coop_jax._emit import emit, overwritten_operands
-from coop_jax._profile import profile, scope
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.emit import emit, overwritten_operands
+from coop_jax._native import inplace as _inplace
+from coop_jax._program.profile import profile, scope
 
 needs_library = pytest.mark.skipif(
     not _inplace.library_path().exists(),

@@ -11,9 +11,9 @@ from flax import linen
 from jax import lax
 
 import coop_jax
-from coop_jax._compile import flat_step
-from coop_jax._loop_plan import Variant
-from coop_jax._loop_sites import find_sites, rewritten
+from coop_jax._fitting.compile import flat_step
+from coop_jax._loops.loop_plan import Variant
+from coop_jax._loops.loop_sites import find_sites, rewritten
 
 WIDTH, ROWS, LAYERS = 16, 64, 12
 

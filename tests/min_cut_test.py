@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from coop_jax._min_cut import FlowNetwork
+from coop_jax._planning.min_cut import FlowNetwork
 
 
 def cut_size(edges, side, sink):

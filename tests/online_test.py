@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
-from coop_jax._buffer_assignment import assign, live_peak, schedule_buffers
-from coop_jax._eviction import (
+from coop_jax._planning.buffer_assignment import assign, live_peak, schedule_buffers
+from coop_jax._planning.eviction import (
     COOP,
     COPY_ON_WRITE,
     DTE,
@@ -18,10 +18,10 @@ from coop_jax._eviction import (
     POLICIES,
     Policy,
 )
-from coop_jax._online import Failure, OnlineRun, run_online
-from coop_jax._scores import EvictedSets
-from coop_jax._types import Op, Problem, Value
-from coop_jax._validate import live_bytes, peak_bytes, validate
+from coop_jax._planning.online import Failure, OnlineRun, run_online
+from coop_jax._planning.scores import EvictedSets
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._planning.validate import live_bytes, peak_bytes, validate
 
 
 def problem(ops: list[Op], sizes: list[int], **changes: Value) -> Problem:

@@ -14,9 +14,9 @@ from benchmarks import node_link, optimum
 from benchmarks.optimum_problems import layered
 from benchmarks.optimum_solver import prove
 from benchmarks.retention_model import RetentionModel, spine
-from coop_jax._planner import Effort
-from coop_jax._types import Op, Problem, Value
-from coop_jax._validate import InvalidSchedule, live_bytes, validate
+from coop_jax._planning.planner import Effort
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._planning.validate import InvalidSchedule, live_bytes, validate
 
 # 0 is cheap and 1 dear, both 4 bytes; they wait for 3 and 4 while 2 needs 4 bytes more.
 CHEAP_AND_DEAR = Problem(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from stream_test import layers, numbered
 
-from coop_jax._eviction import COOP, POLICIES
-from coop_jax._workload import workload
+from coop_jax._planning.eviction import COOP, POLICIES
+from coop_jax._planning.workload import workload
 
 pytest.importorskip("matplotlib")
 

@@ -10,10 +10,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import coop_jax
-from coop_jax._compile import flat_step
-from coop_jax._loop_sites import find_sites
-from coop_jax._pins import is_backward
-from coop_jax._rules import Rules, make_rules, name_of
+from coop_jax._fitting.compile import flat_step
+from coop_jax._loops.loop_sites import find_sites
+from coop_jax._program.pins import is_backward
+from coop_jax._program.rules import Rules, make_rules, name_of
 
 LAYERS, WIDTH, ROWS = 6, 32, 512
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
-from coop_jax._compile import flat_step
-from coop_jax._origin import Origin, differences, origin_of, program_digest
+from coop_jax._fitting.compile import flat_step
 from coop_jax._plan import Plan
 from coop_jax._plan_file import _fields, from_text, to_text
+from coop_jax._program.origin import Origin, differences, origin_of, program_digest
 
 ROOT = Path(__file__).absolute().parent.parent
 PAGE = (ROOT / "docs" / "plan_format.md").read_text()
@@ -64,7 +64,7 @@ def test_a_loaded_plan_runs_without_searching(plan, tmp_path, monkeypatch) -> No
     def search(*_: Any) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr("coop_jax._fit.LoopWorkbench", search)
+    monkeypatch.setattr("coop_jax._fitting.fit.LoopWorkbench", search)
     loaded = coop_jax.load_plan(tmp_path / "plan.json")
     step = coop_jax.remat(train_step, plan=loaded, donate_argnums=0)
     assert step.plan(*SHAPES) == plan

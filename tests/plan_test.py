@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
-from coop_jax._describe import without_transforms
+from coop_jax._fitting.describe import without_transforms
 from coop_jax._plan import Action, Plan
 from coop_jax._report.table import table_text
 

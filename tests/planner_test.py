@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
-from coop_jax._planner import Effort, plan, smallest
-from coop_jax._types import Op, Problem, Value, ValueId
-from coop_jax._validate import live_bytes, validate
+from coop_jax._planning.planner import Effort, plan, smallest
+from coop_jax._planning.types import Op, Problem, Value, ValueId
+from coop_jax._planning.validate import live_bytes, validate
 
 seeds = st.integers(0, 2**32)
 QUICK = Effort(rounds=10, time_limit=5.0)

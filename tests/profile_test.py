@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import io_callback
 
-from coop_jax._compile import FlatStep, flat_step
-from coop_jax._hlo import OwnedBuffer
+from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._measure import MemoryUse, memory_use
-from coop_jax._profile import Profile, profile, scope
-from coop_jax._validate import live_bytes, validate
+from coop_jax._planning.validate import live_bytes, validate
+from coop_jax._program.hlo import OwnedBuffer
+from coop_jax._program.profile import Profile, profile, scope
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:

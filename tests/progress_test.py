@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from coop_jax import _progress
+from coop_jax._fitting import progress as _progress
 
 
 class Terminal(io.StringIO):

@@ -50,6 +50,7 @@ def test_help_shows_every_name_on_one_screen() -> None:
     text = pydoc.plain(pydoc.render_doc(coop_jax))
     description = text.partition("PACKAGE CONTENTS")[0]
     assert len(description.splitlines()) <= 24
+    assert len(text.splitlines()) <= 50
     for name in ("remat", "Plan", "load_plan", "measure", "frontier", "largest_batch",
                  "record", "BudgetError", "PlanError"):  # fmt: skip
         assert name in description

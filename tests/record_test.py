@@ -9,10 +9,10 @@ import pytest
 
 import coop_jax
 from benchmarks.models import build
-from coop_jax._eviction import POLICIES
-from coop_jax._simulation import simulate
-from coop_jax._stream import Call, Constant, Event, Release, read
-from coop_jax._workload import workload
+from coop_jax._planning.eviction import POLICIES
+from coop_jax._planning.simulation import simulate
+from coop_jax._planning.stream import Call, Constant, Event, Release, read
+from coop_jax._planning.workload import workload
 
 RATES = (1e12, 1e12, 1e-6)
 W = jax.ShapeDtypeStruct((16, 16), jnp.float32)

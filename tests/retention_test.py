@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
-from coop_jax._retention import Edit, Gap, Retention
-from coop_jax._types import Op, Problem, Value
-from coop_jax._validate import live_bytes, validate
+from coop_jax._planning.retention import Edit, Gap, Retention
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._planning.validate import live_bytes, validate
 
 seeds = st.integers(0, 2**32)
 

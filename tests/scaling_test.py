@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks import scaling
-from coop_jax._planner import Effort
+from coop_jax._planning.planner import Effort
 
 QUICK = Effort(rounds=1, moves=500, time_limit=5.0)
 

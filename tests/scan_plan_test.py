@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from coop_jax._loop_plan import PairChoices, choose
-from coop_jax._scan_plan import corners, keep_at_price, keep_within, with_seam
-from coop_jax._types import Op, Value
+from coop_jax._loops.loop_plan import PairChoices, choose
+from coop_jax._loops.scan_plan import corners, keep_at_price, keep_within, with_seam
+from coop_jax._planning.types import Op, Value
 
 
 def value(size, **kind):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from stream_test import layers, numbered
 
-from coop_jax._eviction import COOP, POLICIES
-from coop_jax._simulation import _percentile, simulate
-from coop_jax._stream import write
-from coop_jax._workload import workload
+from coop_jax._planning.eviction import COOP, POLICIES
+from coop_jax._planning.simulation import _percentile, simulate
+from coop_jax._planning.stream import write
+from coop_jax._planning.workload import workload
 from coop_jax.simulate import main
 
 

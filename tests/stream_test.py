@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coop_jax._deadlines import Lifetimes
-from coop_jax._eviction import COOP, COPY_ON_WRITE, DTE, DTR, POLICIES, Policy
-from coop_jax._online import run_online
-from coop_jax._stream import (
+from coop_jax._planning.deadlines import Lifetimes
+from coop_jax._planning.eviction import COOP, COPY_ON_WRITE, DTE, DTR, POLICIES, Policy
+from coop_jax._planning.online import run_online
+from coop_jax._planning.stream import (
     Alias,
     Call,
     Constant,
@@ -18,8 +18,8 @@ from coop_jax._stream import (
     read,
     write,
 )
-from coop_jax._validate import validate
-from coop_jax._workload import Workload, workload
+from coop_jax._planning.validate import validate
+from coop_jax._planning.workload import Workload, workload
 
 DOCS = Path(__file__).absolute().parent.parent / "docs" / "trace-format.md"
 HEADER = '{"format":"coop-trace","version":1}'

@@ -5,17 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coop_jax._buffer_assignment import assign, schedule_buffers
 from coop_jax._measure import MemoryUse
 from coop_jax._plan import Action, Argument, Plan
+from coop_jax._planning.buffer_assignment import assign, schedule_buffers
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._planning.validate import live_bytes
 from coop_jax._report.timeline import (
     FIXED,
     after,
     before,
     places_of_program_order,
 )
-from coop_jax._types import Op, Problem, Value
-from coop_jax._validate import live_bytes
 from tests.small_step import small_plan
 
 # Two layers by hand: a -> b -> gradient of b -> gradient of a, in 10-byte values.

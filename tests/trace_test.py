@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from coop_jax import _trace
-from coop_jax._trace import Literal, Program, flatten
+from coop_jax._program import trace as _trace
+from coop_jax._program.trace import Literal, Program, flatten
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

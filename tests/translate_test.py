@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.inplace import CASES, as_call, dropout, layer_norm, softmax
-from coop_jax._inplace import why_unavailable
+from coop_jax._native.inplace import why_unavailable
 
 B, T, D = 3, 5, 70
 

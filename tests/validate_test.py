@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from coop_jax._types import LiveRange, Op, Problem, Schedule, Value
-from coop_jax._validate import (
+from coop_jax._planning.types import LiveRange, Op, Problem, Schedule, Value
+from coop_jax._planning.validate import (
     WORKSPACE,
     InvalidSchedule,
     live_bytes,

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._cache import write_whole
+from .._fitting.cache import write_whole
 
 if TYPE_CHECKING:
     from .._plan import Plan

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .._types import Schedule
+from .._planning.types import Schedule
 from .timeline import Timeline, after, before
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._buffer_assignment import Tenancy, assign, schedule_tenancies
-from .._types import Schedule, ValueId
+from .._planning.buffer_assignment import Tenancy, assign, schedule_tenancies
+from .._planning.types import Schedule, ValueId
 
 if TYPE_CHECKING:
     from .._plan import Plan

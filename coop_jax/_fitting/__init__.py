@@ -1,0 +1,1 @@
+"""From a problem to a compiled program that fits: search, emit, verify."""

@@ -1,0 +1,51 @@
+"""Programs for a step, compiled and measured, and how far smaller ones were sought."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .._measure import MemoryUse
+from .._planning.planner import Planned
+from .._planning.types import Schedule
+from .._program.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A compiled program and what it measured.
+
+    Attributes:
+      compiled: the program to run; None if it was compiled for its bytes alone.
+      predicted: bytes of the temporary block by the assignment model.
+      cost: seconds by the cost model.
+      profile: what was planned: the step with in-place calls or without.
+    """
+
+    function: Callable[..., list[Any]]
+    compiled: Any
+    memory: MemoryUse
+    schedule: Schedule
+    positions: tuple[tuple[int, ...], ...]
+    predicted: int
+    cost: float
+    profile: Profile
+
+    @property
+    def surplus(self) -> int:
+        """Bytes XLA used beyond the model's."""
+        return self.memory.temp - self.predicted
+
+
+@dataclass(slots=True, eq=False)
+class Sought:
+    """How far down plans of one profile were sought.
+
+    Attributes:
+      profile: the step with in-place calls or without.
+      least_pool: smallest pool reached, if it was looked for.
+      in_vain: where planning ended that reached no pool small enough.
+    """
+
+    profile: Profile
+    least_pool: int = 1
+    in_vain: Planned | None = None

@@ -1,0 +1,199 @@
+"""A traced step as a function of flat arguments, and its compilation."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from .._loops.loop_sites import with_ruled_loops
+from .._program.cost import nbytes
+from .._program.hlo import (
+    OwnedBuffer,
+    dump_directory,
+    dump_options,
+    needs_dump,
+    owned_buffers,
+)
+from .._program.pins import pinned
+from .._program.rules import NO_RULES, Rules
+from .._program.trace import Program, flatten
+
+_PROBE = {"xla_backend_optimization_level": 0}
+_PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatStep:
+    """One traced step, ready to be compiled in any rewriting.
+
+    Attributes:
+      traced: what `jax.jit(step).trace(*args)` gave.
+      program: its equations.
+      leaves: the dynamic arguments, as arrays or `ShapeDtypeStruct`s.
+      platform: "cpu", "gpu" or "tpu", where it will run.
+      jit_options: shardings of a partitioned step; empty for a single device.
+    """
+
+    traced: Any
+    program: Program
+    leaves: tuple[Any, ...]
+    platform: str
+    jit_options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of donated leaves."""
+        return tuple(i for i, gone in enumerate(self.program.donated) if gone)
+
+    @property
+    def donated_arguments(self) -> tuple[int, ...]:
+        """Positional arguments that are donated as a whole."""
+        positional, _ = self.traced.args_info
+        leaves = map(jax.tree.leaves, positional)
+        return tuple(
+            i
+            for i, infos in enumerate(leaves)
+            if infos and all(x.donated for x in infos)
+        )
+
+    def jit(self, function: Callable[..., list[Any]]) -> Any:
+        """`function` of the flat arguments under jit, donating as the step does."""
+        return jax.jit(function, donate_argnums=self.donated, **self.jit_options)
+
+    def compile(self, function: Callable[..., list[Any]]) -> Any:
+        """Compiles `function` for the step's own arguments."""
+        return self.jit(function).lower(*self.leaves).compile()
+
+    @property
+    def has_probes(self) -> bool:
+        """Whether a program's bytes can be had for less than the program."""
+        return self.platform == "cpu" and "compiler_options" not in self.jit_options
+
+    def probe(self, function: Callable[..., list[Any]]) -> Any:
+        """Compiles `function` for its bytes alone, where that is cheaper.
+
+        On CPU most of the time goes into machine code, long after XLA has given out
+        the bytes; a probe leaves that code as it comes.
+        """
+        lowered = self.jit(function).lower(*self.leaves)
+        return lowered.compile(_PROBE if self.has_probes else None)
+
+    def compile_with_buffers(
+        self, function: Callable[..., list[Any]]
+    ) -> tuple[Any, list[OwnedBuffer]]:
+        """Probes, and returns XLA's buffers too."""
+        if not needs_dump(self.platform):
+            compiled = self.probe(function)
+            return compiled, owned_buffers(compiled)
+
+        def profiled(*values: Any) -> list[Any]:
+            return function(*values)
+
+        # A program from JAX's persistent cache would leave no dump.
+        profiled.__name__ = f"coop_profile_{time.time_ns()}"
+        lowered = self.jit(profiled).lower(*self.leaves)
+        with dump_directory() as directory:
+            compiled = lowered.compile(compiler_options=dump_options(directory))
+            return compiled, owned_buffers(compiled, directory)
+
+
+def flat_step(
+    traced: Any,
+    leaves: Sequence[Any],
+    rules: Rules = NO_RULES,
+) -> FlatStep:
+    """Flattens a traced step.
+
+    Args:
+      traced: `jax.stages.Traced`.
+      leaves: its dynamic arguments, flat.
+      rules: the user's, on what may be computed again.
+
+    Raises:
+      TypeError: the step uses values of an enclosing trace.
+      ValueError: the rules name what the step does not have.
+    """
+    donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
+    captured = len(traced.jaxpr.jaxpr.invars) - len(donated)
+    if captured:
+        raise TypeError(
+            f"the step uses {captured} values of an enclosing `jax.jit`, `grad` or "
+            "`vmap` that are not among its arguments. Pass them as arguments."
+        )
+    rules.check(traced.jaxpr)
+    program = pinned(flatten(traced.jaxpr, donated, rules=rules))
+    abstract = tuple(_abstract(leaf) for leaf in leaves)
+    platform = _platform(leaves)
+    options = _sharding_options(traced, program, platform)
+    if options:
+        program = replace(program, **_partitioned(program, options))
+    program = with_ruled_loops(program, platform)
+    return FlatStep(traced, program, abstract, platform, options)
+
+
+def _abstract(leaf: Any) -> Any:
+    """The leaf without its data, so that a plan keeps no arrays alive."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    is_array = not isinstance(leaf, Tracer)
+    committed = is_array and getattr(leaf, "committed", False)
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        sharding=leaf.sharding if committed else None,
+        weak_type=getattr(aval, "weak_type", False),
+    )
+
+
+def _platform(leaves: Sequence[Any]) -> str:
+    platform = jax.default_backend()
+    default = jax.config.jax_default_device
+    if default is not None:
+        platform = getattr(default, "platform", default)
+    for leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None and not isinstance(leaf, Tracer):
+            platform = next(iter(sharding.device_set)).platform
+            break
+    return "gpu" if platform in ("cuda", "rocm") else str(platform)
+
+
+def _partitioned(program: Program, options: dict[str, Any]) -> dict[str, Any]:
+    """Number of devices, and bytes per device of each argument."""
+    sizes, devices = {}, 1
+    for v, sharding in zip(program.arguments, options["in_shardings"], strict=True):
+        if sharding is not None:
+            aval = program.avals[v]
+            devices = max(devices, len(sharding.device_set))
+            sizes[v] = nbytes(aval.update(shape=sharding.shard_shape(aval.shape)))
+    return {"partitions": devices, "sizes": sizes}
+
+
+def _sharding_options(traced: Any, program: Program, platform: str) -> dict[str, Any]:
+    """Shardings of a step partitioned over several devices, as XLA settled them.
+
+    They are only known from the compiled step, so a partitioned step is compiled once
+    more; a step on one device is not.
+    """
+    if jax.device_count() == 1:
+        return {}
+    lowered = traced.lower()
+    partitions = _PARTITIONS.search(lowered.as_text())
+    if partitions is None or int(partitions.group(1)) == 1:
+        return {}
+    compiled = lowered.compile(_PROBE if platform == "cpu" else None)
+    # Jit drops arguments that nothing reads; their sharding stays open.
+    read = {v for equation in program.equations for v in equation.variables}
+    read |= {atom for atom in program.outputs if isinstance(atom, int)}
+    settled = iter(jax.tree.leaves(compiled.input_shardings))
+    return {
+        "in_shardings": tuple(
+            next(settled) if v in read else None for v in program.arguments
+        ),
+        "out_shardings": jax.tree.leaves(compiled.output_shardings),
+    }

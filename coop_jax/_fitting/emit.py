@@ -1,0 +1,368 @@
+"""Turns a plan back into a function that JAX can trace.
+
+XLA follows an order only where data forces it. All steps at one position of the plan
+(the rematerializations for an op, then the op) form a *group*, cut into *parts* after
+each op that XLA computes on its own. What a part reads from outside passes one
+`lax.optimization_barrier` together with the *trigger*, an array that the part before it
+produced. So each part starts after the one before it is done, the schedulers of both
+CPU and GPU keep the planned order, and a rematerialization is neither merged with the
+original nor hoisted. Inside a part XLA is free to fuse.
+
+The trigger is read on from behind the barrier by whatever reads it later: XLA drops
+operands of a barrier whose results nothing reads. Parts that touch only small values
+are left untied, but for updates of donated arguments that are read late. Literals that
+a part spreads over an array pass the barrier too: XLA would otherwise make that array
+once, at the very start, and keep it to the end. The barriers vanish before buffer
+assignment and cost nothing at run time.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._loops.loops import scan_from, stacks
+from .._native.inplace import call
+from .._native.program_words import InplaceProgram
+from .._planning.types import OpId, Problem
+from .._program.cost import nbytes
+from .._program.profile import Profile
+from .._program.trace import Atom, Literal, Program, Variable, read
+from .._program.units import FUSIBLE, Unit
+
+type Positions = Sequence[Sequence[int]]
+"""Per op, the positions it runs at (`_planner.Planned.positions`)."""
+
+type Place = tuple[int, int]
+"""An equation and one of its inputs."""
+
+_SMALL = 1 / 65536
+_SMALLEST = 4096
+STACKS = -1
+"""Place of the zeros that a scan stacks its outputs into."""
+
+
+def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
+    """A function of the program's flat arguments that runs the planned schedule.
+
+    Args:
+      profile: program and units.
+      positions: where each op runs.
+
+    Returns:
+      A traceable function `(*flat arguments) -> flat outputs`.
+    """
+
+    def planned(*arguments: Any) -> list[Any]:
+        return _Emission(profile, arguments).run(groups(positions))
+
+    return planned
+
+
+def groups(positions: Positions) -> list[list[OpId]]:
+    """Ops that run at each position, in op order: the op itself comes last."""
+    at: list[list[OpId]] = [[] for _ in positions]
+    for op, places in enumerate(positions):
+        for position in places:
+            at[position].append(op)
+    return at
+
+
+class _Emission:
+    """Environment of one trace."""
+
+    def __init__(self, profile: Profile, arguments: Sequence[Any]) -> None:
+        self.profile = profile
+        self.program = profile.program
+        self.env: dict[Variable, Any] = dict(
+            zip(self.program.arguments, arguments, strict=True)
+        )
+        self.env |= dict(self.program.constants)
+        self.trigger: Variable | None = None
+        self.gathered = _gathered(self.program)
+        self.shared = self._compute_shared()
+        self.last_read: dict[Variable, int] = {}
+        self.overwritten: dict[tuple[int, OpId], int] = {}
+        self.done: set[OpId] = set()
+        sizes = [v.size for v in profile.problem.values]
+        self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
+        self.late: set[OpId] = set()
+
+    def _compute_shared(self) -> dict[Variable, Any]:
+        """Parts of split arguments, computed once, so that each is gathered once."""
+        shared: dict[Variable, Any] = {}
+        for equation in self.program.equations if self.gathered else ():
+            if equation.is_barrier or not self.gathered.issuperset(equation.outputs):
+                continue
+            known = self.env | shared
+            operands = [_value(self.profile, known, a) for a in equation.inputs]
+            shared.update(zip(equation.outputs, equation.bind(*operands), strict=True))
+        return shared
+
+    def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
+        self.late = late_updates(self.profile.problem, plan)
+        parts = [part for group in plan for part in self._parts(group)]
+        self.overwritten = overwritten_operands(self.profile, parts)
+        reads = [self._outside_reads(part) for part in parts]
+        self.last_read = {v: i for i, read in enumerate(reads) for v in read}
+        outputs = (a for a in self.program.outputs if not isinstance(a, Literal))
+        for v in outputs:
+            self.last_read[self.profile.alias_of.get(v, v)] = len(parts)
+        for i, part in enumerate(parts):
+            self._run_part(i, part, reads[i])
+        return [_value(self.profile, self.env, a) for a in self.program.outputs]
+
+    def _parts(self, group: Sequence[OpId]) -> Iterator[list[OpId]]:
+        """Cuts a group after each op that XLA computes on its own."""
+        part: list[OpId] = []
+        for op in group:
+            part.append(op)
+            root = self.program.equations[self.profile.units[op].root]
+            if root.primitive.name not in FUSIBLE or op in self.profile.calls:
+                yield part
+                part = []
+        if part:
+            yield part
+
+    def _run_part(
+        self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
+    ) -> None:
+        is_large = any(self._is_large(op) for op in part)
+        local = {v: self.env[v] for v in reads}
+        literals: dict[Place, Any] = {}
+        if is_large and self.trigger is not None:
+            literals = self._tie(part, local, self.trigger)
+        local |= self.shared
+        for op in part:
+            overwritten = self.overwritten.get((index, op))
+            if op in self.done:
+                with jax.named_scope("coop_recompute"):
+                    self._compute(op, local, literals, overwritten)
+            else:
+                self._compute(op, local, literals, overwritten)
+                self.done.add(op)
+        if is_large:
+            self._set_trigger(index, part)
+
+    def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
+        made: set[Variable] = set()
+        reads: dict[Variable, None] = {}
+        for op in group:
+            unit = self.profile.units[op]
+            reads |= dict.fromkeys(v for v in unit.inputs if v not in made)
+            made |= set(self.program.equations[unit.root].outputs)
+        return list(reads)
+
+    def _is_large(self, op: OpId) -> bool:
+        problem = self.profile.problem
+        spec = problem.ops[op]
+        if any(
+            problem.values[v].size >= self.small for v in (*spec.inputs, *spec.outputs)
+        ):
+            return True
+        root = self.program.equations[self.profile.units[op].root]
+        made = max((nbytes(self.program.avals[v]) for v in root.outputs), default=0)
+        return op in self.late and made >= self.small
+
+    def _tie(
+        self, part: Sequence[OpId], local: dict[Variable, Any], trigger: Variable
+    ) -> dict[Place, Any]:
+        """Makes what the part starts from, `local`, available only after the trigger.
+
+        The trigger passes too, and is read on from behind the barrier: XLA takes
+        operands that nothing reads out of a barrier, and the order with them.
+
+        Returns:
+          The literals that now come from behind the barrier.
+        """
+        places = dict.fromkeys(
+            place
+            for op in part
+            if op not in self.profile.calls
+            for place in self.profile.units[op].literals
+        )
+        literals = [self._literal(*place) for place in places]
+        for op in part:
+            root = self.profile.units[op].root
+            if stacks(self.program.equations[root]) and (root, STACKS) not in places:
+                places[root, STACKS] = None
+                literals.append(jnp.zeros((), jnp.int32))
+        passing = {**local, trigger: self.env[trigger]}
+        tied = {v: x for v, x in passing.items() if v not in self.gathered}
+        behind = lax.optimization_barrier([*tied.values(), *literals])
+        tied.update(zip(tied, behind, strict=False))
+        self.env[trigger] = tied.get(trigger, self.env[trigger])
+        local.update({v: x for v, x in tied.items() if v in local})
+        return dict(zip(places, behind[len(tied) :], strict=True))
+
+    def _literal(self, k: int, place: int) -> Any:
+        literal = self.program.equations[k].inputs[place]
+        assert isinstance(literal, Literal)
+        return jnp.asarray(literal.val, literal.aval.dtype)
+
+    def _compute(
+        self,
+        op: OpId,
+        local: dict[Variable, Any],
+        literals: dict[Place, Any],
+        overwritten: int | None,
+    ) -> None:
+        unit = self.profile.units[op]
+        program = self.profile.calls.get(op)
+        if program is None:
+            outputs = compute_unit(self.profile, unit, local, literals)
+        else:
+            outputs = [compute_in_place(self.profile, program, local, overwritten)]
+            local.update(
+                zip(self.program.equations[unit.root].outputs, outputs, strict=True)
+            )
+        self.env.update(
+            zip(self.program.equations[unit.root].outputs, outputs, strict=True)
+        )
+
+    def _set_trigger(self, index: int, part: Sequence[OpId]) -> None:
+        """The largest array of the part's last op that something reads later."""
+        for op in reversed(part):
+            outputs = self.program.equations[self.profile.units[op].root].outputs
+            sized = [
+                v
+                for v in outputs
+                if getattr(self.env[v], "size", 0) and self.last_read.get(v, -1) > index
+            ]
+            if sized:
+                self.trigger = max(sized, key=lambda v: self.env[v].size)
+                return
+
+
+def late_updates(problem: Problem, plan: Sequence[Sequence[OpId]]) -> set[OpId]:
+    """Ops that overwrite a donated argument which some other op reads out of its place.
+
+    Left untied, XLA would update the argument as soon as it can, and copy it at the
+    start for whatever reads it later.
+    """
+    away = {op for k, group in enumerate(plan) for op in group if op != k}
+    read_away = {v for op in away for v in problem.ops[op].inputs}
+    return {
+        k
+        for k, op in enumerate(problem.ops)
+        if any(problem.values[v].overwrites in read_away for v in op.outputs)
+    }
+
+
+def _gathered(program: Program) -> set[Variable]:
+    """Parts of split arguments, which are not tied if nothing may be sent again.
+
+    Behind a barrier of its own, each reader would gather them anew.
+    """
+    if program.partitions == 1 or program.rules.recompute_collectives:
+        return set()
+    found = {
+        v
+        for v in program.arguments
+        if program.sizes.get(v, math.inf) < nbytes(program.avals[v])
+    }
+    for equation in program.equations:
+        reads = equation.variables
+        if reads and equation.primitive.name in FUSIBLE and found.issuperset(reads):
+            found.update(equation.outputs)
+    return found
+
+
+def compute_unit(
+    profile: Profile,
+    unit: Unit,
+    local: dict[Variable, Any],
+    literals: dict[Place, Any] | None = None,
+) -> list[Any]:
+    """Runs a unit's equations; inlined ones are shared with others in `local`.
+
+    Args:
+      profile: of the program.
+      unit: one of its units.
+      local: values of the unit's inputs; receives what is computed.
+      literals: values that take the place of literals.
+
+    Returns:
+      The values of the root's outputs.
+    """
+    equations = profile.program.equations
+    todo = [k for k in unit.inlined if equations[k].outputs[0] not in local]
+    _run_equations(profile, [*todo, unit.root], local, literals or {})
+    return [local[v] for v in equations[unit.root].outputs]
+
+
+def compute_in_place(
+    profile: Profile,
+    program: InplaceProgram,
+    local: dict[Variable, Any],
+    overwritten: int | None,
+) -> Any:
+    """Runs a chain as one in-place call.
+
+    Args:
+      profile: of the program.
+      program: the chain.
+      local: values of its unit's inputs; receives what the call cannot do.
+      overwritten: the operand that dies here and gives its bytes, if any.
+    """
+    equations = profile.program.equations
+    todo = [k for k in program.outside if equations[k].outputs[0] not in local]
+    _run_equations(profile, todo, local, {})
+    operands = [_value(profile, local, each.variable) for each in program.operands]
+    return call(program, operands, overwritten)
+
+
+def overwritten_operands(
+    profile: Profile, parts: Sequence[Sequence[OpId]]
+) -> dict[tuple[int, OpId], int]:
+    """Per part and in-place call, the operand whose value is not read again."""
+    equations, units = profile.program.equations, profile.units
+    if not profile.calls:
+        return {}
+    # Going backwards: what is read before it is computed anew.
+    live = {atom for atom in profile.program.outputs if not isinstance(atom, Literal)}
+    live = {profile.alias_of.get(v, v) for v in live}
+    computed = {v for unit in units for v in equations[unit.root].outputs}
+    found: dict[tuple[int, OpId], int] = {}
+    for index in range(len(parts) - 1, -1, -1):
+        for op in reversed(parts[index]):
+            live -= set(equations[units[op].root].outputs)
+            program = profile.calls.get(op)
+            if program is not None:
+                dying = [
+                    k
+                    for k in program.overwritable
+                    if (v := program.operands[k].variable) in computed and v not in live
+                ]
+                if dying:
+                    found[index, op] = dying[0]
+            live |= set(units[op].inputs)
+    return found
+
+
+def _run_equations(
+    profile: Profile,
+    chosen: Sequence[int],
+    local: dict[Variable, Any],
+    literals: dict[Place, Any],
+) -> None:
+    for k in chosen:
+        equation = profile.program.equations[k]
+        operands = [
+            literals[k, i] if (k, i) in literals else _value(profile, local, atom)
+            for i, atom in enumerate(equation.inputs)
+        ]
+        if (k, STACKS) in literals:
+            outputs = scan_from(equation, operands, literals[k, STACKS])
+        else:
+            outputs = equation.bind(*operands)
+        local.update(zip(equation.outputs, outputs, strict=True))
+
+
+def _value(profile: Profile, env: dict[Variable, Any], atom: Atom) -> Any:
+    """The value of an atom, seen through barriers."""
+    is_literal = isinstance(atom, Literal)
+    return read(env, atom if is_literal else profile.alias_of.get(atom, atom))

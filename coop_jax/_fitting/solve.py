@@ -1,0 +1,397 @@
+"""Closes the loop: plan, emit, compile, read XLA's bytes, correct, until it fits.
+
+    profile    compile the step as written; done if it fits
+    fit        aim the planner at the budget less what XLA was seen to add
+               compile; over the budget: aim lower by the difference, and again
+               well under it: aim higher once
+    floor      no plan fits: the smallest pool the planner can reach, compiled
+    bisect     between the floor and the nearest miss
+
+With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
+with in-place calls, if those can be compiled.
+
+Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
+budget starts from what the first one taught, and a cheaper program that fits is never
+passed over.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+from .._errors import BudgetError
+from .._measure import memory_use
+from .._native.inplace import InPlace, is_available
+from .._plan import Plan, fingerprint
+from .._planning.buffer_assignment import assign, schedule_buffers
+from .._planning.planner import Effort, Planned, Positions
+from .._planning.policies import PLANNERS
+from .._planning.types import Problem, Schedule
+from .._planning.validate import live_bytes, live_ranges
+from .._program.cost import program_flops
+from .._program.origin import origin_of
+from .._program.profile import Profile, named_buffers, profile
+from .._program.regions import evaluate
+from .._program.timing import with_measured_costs
+from .candidate import Candidate, Sought
+from .compile import FlatStep
+from .describe import list_actions, list_arguments
+from .emit import emit
+from .progress import stage
+
+_PLANNED_WHOLE = ("while", "cond", "shard_map")
+_MOST_TRIES = 4
+_MOST_BISECTIONS = 2
+_WORTH_LOOSENING = 0.03
+_FIRST_MARGIN = 1.02
+_FLOOR_SLACK = 1.05
+
+
+class Workbench:
+    """All that is known of one step with one set of shapes."""
+
+    def __init__(
+        self,
+        step: FlatStep,
+        policy: str = "coop",
+        cost_model: str = "roofline",
+        inplace: InPlace = False,
+        what: str = "the step as written",
+    ):
+        self.step = step
+        self.cost_model = cost_model
+        self.policy = policy
+        self.planner = PLANNERS[policy]
+        self.candidates: list[Candidate] = []
+        self.plan_seconds = 0.0
+        self.compile_seconds = 0.0
+        self.compiles = 0
+        stage("compiling %s (%s equations)", what, len(step.program.equations))
+        self._baseline_function = lambda *values: evaluate(step.program, values)
+        compiled, self.buffers = self._in_xla(
+            lambda: step.compile_with_buffers(self._baseline_function)
+        )
+        self.baseline_seconds = self.compile_seconds
+        self.unplanned = memory_use(compiled)
+        start = time.perf_counter()
+        self._sought = [Sought(self._profiled())]
+        self.plan_seconds += time.perf_counter() - start
+        order = self.problem.program_order
+        self.baseline = Candidate(
+            self._baseline_function,
+            None if step.has_probes else compiled,
+            self.unplanned,
+            order,
+            (),
+            self.unplanned.temp,
+            self.problem.cost(order),
+            self.profile,
+        )
+        self._sought_floor = False
+        self._has_choice = inplace == "auto" and self._can_call()
+        if inplace is True:
+            self._plan_calls()
+            self._sought = self._sought[-1:]
+
+    @property
+    def profile(self) -> Profile:
+        """What is planned now."""
+        return self._sought[-1].profile
+
+    @property
+    def problem(self) -> Problem:
+        return self.profile.problem
+
+    # The three questions
+
+    def fit(self, budget: int, effort: Effort) -> Candidate:
+        """The cheapest program found that measures at most `budget` bytes.
+
+        Raises:
+          BudgetError: nothing that small was reached.
+        """
+        if self.unplanned.total <= budget:
+            return self.baseline
+        room = budget - self.unplanned.fixed
+        if room > 0:
+            self._approach(room, effort)
+            if not self._fitting(budget) and self._has_choice and self._plan_calls():
+                self._approach(room, effort)
+            if not self._fitting(budget):
+                self.floor(effort)
+                self._bisect(room, effort)
+        fitting = self._fitting(budget)
+        if not fitting:
+            raise self.infeasible(budget, effort)
+        return min(fitting, key=lambda c: (c.cost, c.memory.total))
+
+    def floor(self, effort: Effort) -> Candidate:
+        """The program with the fewest bytes that was reached."""
+        if not self._sought_floor:
+            self._sought_floor = True
+            if self._has_choice:
+                self._plan_calls()
+            for _ in self._sought:
+                self._seek_floor(effort)
+                # With in-place calls and without, either may reach further down.
+                self._sought.append(self._sought.pop(0))
+        return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
+
+    def _seek_floor(self, effort: Effort) -> None:
+        stage("looking for the smallest plan")
+        sought = self._sought[-1]
+        planned = self._timed(
+            lambda: self.planner.smallest(self.problem, effort, sought.in_vain)
+        )
+        sought.least_pool = planned.size
+        self._compile(planned)
+        # Under such pressure the model's order of near ties is not XLA's.
+        quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
+        room = int(planned.size * _FLOOR_SLACK) + self.profile.standing
+        relaxed = self._plan(room, quick, starts=[])
+        if relaxed is not None:
+            self._compile(relaxed)
+
+    def finish(self, candidate: Candidate) -> Candidate:
+        """The candidate as a program to run; it may only have been probed."""
+        if candidate.compiled is not None:
+            return candidate
+        stage("compiling the program to run")
+        compiled = self._in_xla(lambda: self.step.compile(candidate.function))
+        memory = memory_use(compiled)
+        found = dataclasses.replace(candidate, compiled=compiled, memory=memory)
+        if candidate is self.baseline:
+            self.baseline, self.unplanned = found, memory
+        else:
+            self.candidates[self.candidates.index(candidate)] = found
+        return found
+
+    def try_once(self, budget: int, effort: Effort) -> Candidate | None:
+        """One planned program aimed at `budget` bytes, or None if no plan gets there.
+
+        Unlike `fit` it neither corrects the aim nor goes down to the floor.
+        """
+        room = budget - self.unplanned.fixed
+        return self._try(room - self._expected_surplus(room), room, effort)
+
+    def describe(self, candidate: Candidate, budget: int | None) -> Plan:
+        """The report on a candidate."""
+        problem = candidate.profile.problem
+        return Plan(
+            budget=budget,
+            unplanned=self.unplanned,
+            measured=candidate.memory,
+            predicted=candidate.predicted + candidate.memory.fixed,
+            flops=self._flops(candidate) / max(program_flops(self.step.program), 1.0),
+            time=candidate.cost / max(self.baseline.cost, 1e-30),
+            actions=list_actions(
+                candidate.profile, candidate.positions, candidate.schedule
+            ),
+            positions=candidate.positions,
+            policy=self.policy,
+            compiles=self.compiles,
+            plan_seconds=self.plan_seconds,
+            compile_seconds=self.compile_seconds,
+            baseline_compile_seconds=self.baseline_seconds,
+            equations=len(self.step.program.equations),
+            fingerprint=fingerprint(problem, budget, candidate.positions),
+            floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
+            problem=problem,
+            arguments=list_arguments(self.step, problem),
+            origin=origin_of(self.step),
+            baseline=named_buffers(self.buffers),
+            has_calls=bool(candidate.positions and candidate.profile.calls),
+        )
+
+    # In-place calls
+
+    def _can_call(self) -> bool:
+        # XLA would gather the shards of a partitioned step in front of each call.
+        is_partitioned = "in_shardings" in self.step.jit_options
+        return not is_partitioned and is_available(self.step.platform)
+
+    def _plan_calls(self) -> bool:
+        """From now on plans the step with in-place calls, if it has any."""
+        self._has_choice = False
+        if self._can_call() and (found := self._profiled(inplace=True)).calls:
+            self._sought.append(Sought(found))
+        return bool(self.profile.calls)
+
+    def _profiled(self, inplace: bool = False) -> Profile:
+        step, fixed = self.step, self.unplanned.fixed
+        found = profile(
+            step.program, self.buffers, fixed, step.platform, inplace=inplace
+        )
+        return with_measured_costs(found) if self.cost_model == "measured" else found
+
+    # The loop
+
+    def _approach(self, room: int, effort: Effort) -> None:
+        """Tries plans until one uses at most `room` bytes of temporaries."""
+        surplus = self._expected_surplus(room)
+        push, has_loosened = 1, False
+        for _ in range(_MOST_TRIES):
+            candidate = self._try(room - surplus, room, effort)
+            if candidate is None:
+                return
+            over = candidate.memory.temp - room
+            if over > 0:
+                surplus += push * over + room // 200
+                push *= 2
+            elif -over > _WORTH_LOOSENING * room and not has_loosened:
+                if candidate.cost <= self.baseline.cost * (1 + 1e-3):
+                    return
+                has_loosened = True
+                surplus += int(over * 0.7)
+            else:
+                return
+
+    def _bisect(self, room: int, effort: Effort) -> None:
+        """Looks between the cheapest program that fits and the nearest that does not.
+
+        Without this a near miss would cost as much as the floor.
+        """
+        for _ in range(_MOST_BISECTIONS):
+            fitting = [c for c in self.candidates if c.memory.temp <= room]
+            missing = [c for c in self.candidates if c.memory.temp > room]
+            if not fitting or not missing:
+                return
+            below = min(fitting, key=lambda c: c.cost).predicted
+            above = min(c.predicted for c in missing)
+            if below >= above or self._try((below + above) // 2, room, effort) is None:
+                return
+
+    def _try(self, aim: int, room: int, effort: Effort) -> Candidate | None:
+        """Plans for `aim` bytes of temporaries and compiles."""
+        planned = self._plan(aim, effort)
+        if planned is None:
+            return None
+        candidate = self._compile(planned)
+        stage(
+            "room for %s bytes of temporaries: aimed at %s, predicted %s, XLA used %s",
+            *(
+                f"{n:,}"
+                for n in (room, aim, candidate.predicted, candidate.memory.temp)
+            ),
+        )
+        return candidate
+
+    def _expected_surplus(self, room: int) -> int:
+        """What XLA adds to the model's bytes, by the nearest program compiled."""
+        if not self.candidates:
+            return int(room * (1 - 1 / _FIRST_MARGIN))
+        nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
+        return max(0, nearest.surplus) + room // 200
+
+    def _plan(
+        self, room: int, effort: Effort, starts: list[Positions] | None = None
+    ) -> Planned | None:
+        """The cheapest plan found whose packed block is within `room` bytes."""
+        pool = room - self.profile.standing
+        sought = self._sought[-1]
+        if pool < sought.least_pool:
+            return None
+        starts = self._starts(room) if starts is None else starts
+        planned = self._timed(
+            lambda: self.planner.plan(self.problem, pool, effort, starts)
+        )
+        if not planned.fits:
+            sought.in_vain = planned
+            return None
+        return planned
+
+    def _starts(self, room: int) -> list[Positions]:
+        """The nearest known plans, above and below `room` bytes of temporaries."""
+        mine = (c for c in self.candidates if c.profile is self.profile)
+        known = sorted(mine, key=lambda c: c.predicted)
+        above = [c.positions for c in known if c.predicted > room]
+        below = [c.positions for c in known if c.predicted <= room]
+        return above[:1] + below[-1:]
+
+    def _packed(self, schedule: Schedule) -> int:
+        buffers = schedule_buffers(self.problem, schedule)
+        packed = assign(buffers, self.problem.alignment).peak
+        return packed + self.profile.standing
+
+    def _compile(self, planned: Planned) -> Candidate:
+        for known in self.candidates:
+            if known.profile is self.profile and known.positions == planned.positions:
+                return known
+        stage("compiling plan %d", len(self.candidates) + 1)
+        function = emit(self.profile, planned.positions)
+        compiled = self._in_xla(lambda: self.step.probe(function))
+        candidate = Candidate(
+            function,
+            None if self.step.has_probes else compiled,
+            memory_use(compiled),
+            planned.schedule,
+            planned.positions,
+            self._packed(planned.schedule),
+            planned.cost,
+            self.profile,
+        )
+        self.candidates.append(candidate)
+        return candidate
+
+    def _fitting(self, budget: int) -> list[Candidate]:
+        return [c for c in self.candidates if c.memory.total <= budget]
+
+    def _in_xla[T](self, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self.compile_seconds += time.perf_counter() - start
+        self.compiles += 1
+        return result
+
+    def _timed[T](self, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self.plan_seconds += time.perf_counter() - start
+        return result
+
+    # Reports
+
+    def _flops(self, candidate: Candidate) -> float:
+        units = candidate.profile.units
+        ran: list[int] = []
+        for op in candidate.schedule:
+            ran += (*units[op].inlined, units[op].root)
+        once: list[int] = []
+        for op in candidate.profile.problem.program_order:
+            once += (*units[op].inlined, units[op].root)
+        program = self.step.program
+        extra = program_flops(program, ran) - program_flops(program, once)
+        return program_flops(program) + extra
+
+    def infeasible(self, budget: int, effort: Effort) -> BudgetError:
+        """The error for a budget below everything reached."""
+        floor = self.floor(effort)
+        problem = floor.profile.problem
+        alive = live_bytes(problem, floor.schedule)
+        peak = max(range(len(alive)), key=alive.__getitem__, default=0)
+        buffers = [
+            (problem.values[v].name.partition(" at ")[0], problem.values[v].size,
+             problem.values[v].name.partition(" at ")[2])
+            for v, where in live_ranges(problem, floor.schedule)
+            if where.start <= peak < where.end and problem.values[v].size
+        ]  # fmt: skip
+        advice = list(self._advice(budget, alive[peak] if alive else 0))
+        plan = self.describe(floor, budget)
+        return BudgetError(budget, floor.memory.total, buffers, advice, plan)
+
+    def _advice(self, budget: int, peak: int) -> Iterator[str]:
+        """What would help this step in particular."""
+        if budget <= self.unplanned.fixed:
+            yield (
+                f"Arguments and outputs alone take {self.unplanned.fixed:,} bytes; no "
+                "plan can change them."
+            )
+        if not any(self.step.program.donated):
+            yield "Donate the state (`donate_argnums`): its bytes are held twice."
+        whole = [op for op in self.problem.ops if op.name in _PLANNED_WHOLE]
+        largest = max((op.workspace for op in whole), default=0)
+        if largest > peak // 4:
+            yield (
+                f"A loop or branch takes {largest:,} bytes inside and is planned as "
+                "one operation: put `jax.checkpoint` around its body."
+            )

@@ -1,0 +1,1 @@
+"""What plans do to scans over layers."""

@@ -1,0 +1,394 @@
+"""Closes the loop for steps with scan pairs: rewrite the pairs, then plan the rest.
+
+    profile    the step as written; done if it fits
+    choose     variants of the pairs whose predicted bytes fit
+    rewrite    compile the rewritten step as it is: that is its profile too
+               over the budget: plan its straight-line part; failing that,
+               choose again, aiming lower by what XLA was over
+               well under it: choose again once, aiming higher
+    floor      the smallest variants, and the smallest plan of what is left
+
+A rewritten step is a program like any other, so each has a `Workbench` of its own. A
+step without pairs is left to its `Workbench`.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._errors import BudgetError
+from .._fitting.candidate import Candidate
+from .._fitting.compile import FlatStep
+from .._fitting.progress import stage
+from .._fitting.solve import Workbench
+from .._measure import MemoryUse
+from .._native.inplace import InPlace
+from .._plan import Plan, fingerprint
+from .._planning.planner import Effort
+from .._planning.validate import live_bytes
+from .._program.cost import program_flops
+from .._program.origin import origin_of
+from .._program.regions import (
+    Place,
+    communicating,
+    is_region,
+    plan_bodies,
+    tie_bodies,
+    with_bodies,
+)
+from .loop_plan import Variant, choose
+from .loop_report import BodyPlan, LoopPlan
+from .loop_sites import Site, find_sites, rewritten
+
+_MOST_COMPILES = 5
+_WORTH_LOOSENING = 0.03
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewritten:
+    """A rewritten step, and its workbench.
+
+    Attributes:
+      variants: per pair.
+      bodies: loops planned inside.
+    """
+
+    variants: tuple[Variant, ...]
+    plans: tuple[LoopPlan, ...]
+    bodies: tuple[BodyPlan, ...]
+    bench: Workbench
+
+    @property
+    def cost(self) -> float:
+        """Seconds beyond those of the step as written, by the cost model."""
+        return sum(v.cost for v in self.variants) + sum(b.cost for b in self.bodies)
+
+
+class LoopWorkbench:
+    """All that is known of one step, with its scan pairs in view."""
+
+    def __init__(
+        self,
+        step: FlatStep,
+        policy: str = "coop",
+        cost_model: str = "roofline",
+        inplace: InPlace = False,
+    ):
+        self.step = step
+        self.policy = policy
+        self.cost_model = cost_model
+        self.inplace: InPlace = inplace
+        self.plain = Workbench(step, policy, cost_model, inplace)
+        # The online policies are published for straight lines, and stay that.
+        self.sites = self._find_sites() if policy == "coop" else []
+        units = self.plain.profile.units
+        self._op_of = {unit.root: op for op, unit in enumerate(units)}
+        self.rewritten: list[Rewritten] = []
+
+    @property
+    def unplanned(self) -> MemoryUse:
+        """Bytes of the step as written."""
+        return self.plain.unplanned
+
+    @property
+    def baseline(self) -> Candidate:
+        """The step as written."""
+        return self.plain.baseline
+
+    @property
+    def compiles(self) -> int:
+        """Programs compiled so far."""
+        return sum(bench.compiles for bench in self._benches())
+
+    @property
+    def compile_seconds(self) -> float:
+        """Wall time in XLA so far."""
+        return sum(bench.compile_seconds for bench in self._benches())
+
+    @property
+    def plan_seconds(self) -> float:
+        """Wall time planning so far."""
+        return sum(bench.plan_seconds for bench in self._benches())
+
+    @property
+    def baseline_seconds(self) -> float:
+        """Wall time in XLA for the step as written."""
+        return self.plain.baseline_seconds
+
+    # The three questions
+
+    def fit(self, budget: int, effort: Effort) -> Candidate:
+        """The cheapest program found that measures at most `budget` bytes.
+
+        Raises:
+          BudgetError: nothing that small was reached.
+        """
+        if self.unplanned.total <= budget or not self.sites:
+            return self.plain.fit(budget, effort)
+        room = budget - self.unplanned.fixed
+        if room > 0:
+            self._approach(room, effort)
+            if not self._fitting(budget):
+                self._plan_smallest(budget, effort)
+        fitting = self._fitting(budget)
+        if not fitting:
+            self.floor(effort)
+            fitting = self._fitting(budget)
+        if not fitting:
+            raise self.infeasible(budget, effort)
+        return min(fitting, key=self._rank)
+
+    def floor(self, effort: Effort) -> Candidate:
+        """The program with the fewest bytes that was reached."""
+        if not self.sites:
+            return self.plain.floor(effort)
+        self._smallest(effort).bench.floor(effort)
+        return self.smallest
+
+    def finish(self, candidate: Candidate) -> Candidate:
+        """The candidate as a program to run; it may only have been probed."""
+        return self._bench_of(candidate).finish(candidate)
+
+    def describe(self, candidate: Candidate, budget: int | None) -> Plan:
+        """The report on a candidate."""
+        bench = self._bench_of(candidate)
+        plan = bench.describe(candidate, budget)
+        rewritten = self._rewriting_of(candidate)
+        loops = rewritten.plans if rewritten else ()
+        bodies = rewritten.bodies if rewritten else ()
+        written = max(program_flops(self.step.program), 1.0)
+        own = program_flops(bench.step.program) / written
+        return dataclasses.replace(
+            plan,
+            unplanned=self.unplanned,
+            flops=plan.flops * own,
+            time=self._cost(candidate) / max(self.baseline.cost, 1e-30),
+            compiles=self.compiles,
+            plan_seconds=self.plan_seconds,
+            compile_seconds=self.compile_seconds,
+            baseline_compile_seconds=self.baseline_seconds,
+            equations=len(self.step.program.equations),
+            loops=loops,
+            bodies=bodies,
+            fingerprint=fingerprint(
+                plan.problem, budget, plan.positions, loops, bodies
+            ),
+            floor=self.smallest.memory.total,
+            origin=origin_of(self.step),
+        )
+
+    @property
+    def smallest(self) -> Candidate:
+        """The smallest program compiled so far."""
+        return min(self._candidates(), key=lambda c: c.memory.total)
+
+    def best(self, budget: int) -> Candidate | None:
+        """The cheapest program compiled so far that measures at most `budget` bytes."""
+        fitting = self._fitting(budget)
+        return min(fitting, key=lambda c: (self._cost(c), c.memory.total), default=None)
+
+    # The loop
+
+    def _approach(self, room: int, effort: Effort) -> None:
+        aim, has_loosened = room, False
+        most = self.compiles + _MOST_COMPILES
+        while self.compiles < most:
+            known = len(self.rewritten)
+            rewritten = self._rewrite(self._choose(aim))
+            if len(self.rewritten) == known:
+                return
+            temp = self._squeeze(rewritten, room, effort)
+            sizes = [v.size for v in rewritten.variants]
+            if temp > room:
+                aim = min(aim, self._predict(sizes)) - (temp - room) - room // 200
+            elif room - temp > _WORTH_LOOSENING * room and not has_loosened:
+                if rewritten.cost <= 1e-3 * self.baseline.cost:
+                    return
+                has_loosened = True
+                aim = self._predict(sizes) + int(0.9 * (room - temp))
+            else:
+                return
+
+    def _squeeze(self, rewritten: Rewritten, room: int, effort: Effort) -> int:
+        """Brings a rewritten step within the room without keeping less between scans.
+
+        Holding the bodies of loops to their order is free. Recomputing inside them, and
+        in the straight line, is done if it is cheaper than keeping less.
+
+        Returns:
+          Bytes of temporaries reached.
+        """
+        temp = rewritten.bench.unplanned.temp
+        if temp <= room:
+            return temp
+        base = rewritten
+        ties = tie_bodies(
+            base.bench.profile, base.bench.buffers, temp, room, self.step.platform
+        )
+        if ties:
+            tied = self._with_bodies(base, ties)
+            if tied.bench.unplanned.temp < temp:
+                rewritten, temp = tied, tied.bench.unplanned.temp
+        if temp <= room:
+            return temp
+        bodies = self._plan_bodies(base, temp, room, effort)
+        inside = sum(body.cost for body in bodies)
+        less = self._cost_of_less(base, temp - room)
+        stage(
+            "over by %s bytes: planning loops inside costs %.3g s, keeping less %.3g s",
+            f"{temp - room:,}",
+            inside,
+            less,
+        )
+        if bodies and inside <= less:
+            planned = self._with_bodies(base, bodies)
+            if planned.bench.unplanned.temp < temp:
+                rewritten, temp = planned, planned.bench.unplanned.temp
+        if temp > room:
+            budget = room + self.unplanned.fixed
+            candidate = rewritten.bench.try_once(budget, effort)
+            temp = min(temp, candidate.memory.temp) if candidate else temp
+        return temp
+
+    def _cost_of_less(self, rewritten: Rewritten, over: int) -> float:
+        """Seconds it takes to keep `over` bytes less between the scans."""
+        aim = self._predict([v.size for v in rewritten.variants]) - over
+        variants = self._choose(aim)
+        if self._predict([v.size for v in variants]) > aim:
+            return math.inf
+        return sum(v.cost for v in variants) - rewritten.cost
+
+    def _plan_smallest(self, budget: int, effort: Effort) -> None:
+        """Plans the straight line of the smallest rewriting."""
+        rewritten = self._smallest(effort)
+        if rewritten.bench.unplanned.total > budget:
+            with contextlib.suppress(BudgetError):
+                rewritten.bench.fit(budget, effort)
+
+    def _smallest(self, effort: Effort) -> Rewritten:
+        """The smallest variants with bodies planned as far as they go."""
+        variants = choose([site.choices for site in self.sites], lambda sizes: False)
+        rewritten = self._rewrite(variants)
+        bench = rewritten.bench
+        temp = bench.unplanned.temp
+        bodies = self._plan_bodies(rewritten, temp, _straight(bench), effort)
+        if bodies:
+            planned = self._with_bodies(rewritten, bodies)
+            if planned.bench.unplanned.temp < rewritten.bench.unplanned.temp:
+                return planned
+        return rewritten
+
+    def _plan_bodies(
+        self, rewritten: Rewritten, temp: int, room: int, effort: Effort
+    ) -> list[BodyPlan]:
+        bench = rewritten.bench
+        return plan_bodies(
+            bench.profile, bench.buffers, temp, room, self.step.platform, effort
+        )
+
+    def _with_bodies(
+        self, rewritten: Rewritten, bodies: Sequence[BodyPlan]
+    ) -> Rewritten:
+        for known in self.rewritten:
+            if known.plans == rewritten.plans and known.bodies == tuple(bodies):
+                return known
+        step = rewritten.bench.step
+        program = with_bodies(step.program, bodies, step.platform)
+        step = dataclasses.replace(step, program=program)
+        bench = self._bench(step, "the step with bodies of loops planned")
+        found = Rewritten(rewritten.variants, rewritten.plans, tuple(bodies), bench)
+        self.rewritten.append(found)
+        return found
+
+    def _choose(self, room: int) -> list[Variant]:
+        return choose(
+            [site.choices for site in self.sites],
+            lambda sizes: self._predict(sizes) <= room,
+        )
+
+    def _predict(self, sizes: Sequence[int]) -> int:
+        """Bytes of temporaries if the pairs hold these bytes, by what XLA measured."""
+        problem = self.plain.problem
+        alive = np.array(live_bytes(problem, problem.program_order), np.int64)
+        surplus = self.unplanned.temp - int(alive.max())
+        for site, size in zip(self.sites, sizes, strict=True):
+            first, last = (self._op_of[k] for k in site.equations)
+            change = (size - site.written) // self.step.program.partitions
+            alive[first : last + 1] += change
+        return int(alive.max()) + surplus
+
+    def _rewrite(self, variants: Sequence[Variant]) -> Rewritten:
+        plans = tuple(map(Site.loop_plan, self.sites, variants))
+        for known in self.rewritten:
+            if known.plans == plans and not known.bodies:
+                return known
+        program = rewritten(self.step.program, plans, self.step.platform)
+        step = dataclasses.replace(self.step, program=program)
+        bench = self._bench(step, "the step with its loops rewritten")
+        found = Rewritten(tuple(variants), plans, (), bench)
+        self.rewritten.append(found)
+        return found
+
+    def _bench(self, step: FlatStep, what: str) -> Workbench:
+        return Workbench(step, self.policy, self.cost_model, self.inplace, what)
+
+    def _find_sites(self) -> list[Site]:
+        program = self.step.program
+        once = frozenset[Place]()
+        if program.partitions > 1 and not program.rules.recompute_collectives:
+            once = communicating(self.plain.buffers)
+        return find_sites(program, self.step.platform, once)
+
+    # Candidates
+
+    def _benches(self) -> list[Workbench]:
+        return [self.plain, *(r.bench for r in self.rewritten)]
+
+    def _candidates(self) -> list[Candidate]:
+        return [c for b in self._benches() for c in (b.baseline, *b.candidates)]
+
+    def _fitting(self, budget: int) -> list[Candidate]:
+        return [c for c in self._candidates() if c.memory.total <= budget]
+
+    def _bench_of(self, candidate: Candidate) -> Workbench:
+        return next(
+            bench
+            for bench in self._benches()
+            if candidate is bench.baseline or candidate in bench.candidates
+        )
+
+    def _cost(self, candidate: Candidate) -> float:
+        """Seconds by the cost model, comparable between rewritings."""
+        bench, rewritten = self._bench_of(candidate), self._rewriting_of(candidate)
+        extra = rewritten.cost if rewritten else 0.0
+        return self.baseline.cost + extra + (candidate.cost - bench.baseline.cost)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, bool, int]:
+        """Cheaper first; of equals, loops that XLA may order as it likes."""
+        rewritten = self._rewriting_of(candidate)
+        is_tied = bool(rewritten and rewritten.bodies)
+        return self._cost(candidate), is_tied, candidate.memory.total
+
+    def _rewriting_of(self, candidate: Candidate) -> Rewritten | None:
+        bench = self._bench_of(candidate)
+        return next((r for r in self.rewritten if r.bench is bench), None)
+
+    def infeasible(self, budget: int, effort: Effort) -> BudgetError:
+        floor = self.floor(effort)
+        return self._bench_of(floor).infeasible(budget, effort)
+
+
+def _straight(bench: Workbench) -> int:
+    """Most bytes alive outside of loops: no less is needed inside them."""
+    alive = live_bytes(bench.problem, bench.problem.program_order)
+    equations = bench.step.program.equations
+    outside = [
+        size
+        for size, unit in zip(alive, bench.profile.units, strict=True)
+        if not is_region(equations[unit.root])
+    ]
+    return max(outside, default=1)

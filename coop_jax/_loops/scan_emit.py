@@ -1,0 +1,351 @@
+"""Rewrites scan pairs: what is not kept between the scans is computed again.
+
+The rewritten forward scan stacks the values that its choice keeps, the rewritten
+backward scan computes the rest from those, from the operands of both scans and from
+what was carried. Within a body no barrier is needed: the border between two loops keeps
+a recomputation apart from its original.
+
+With `chunk`, the forward scan runs in chunks and stacks nothing but what it carries
+into each; the backward scan runs the forward scan of a chunk again, stacking its rows
+for that chunk alone. Rows of both scans are taken from and put into the whole arrays,
+so that no chunk of the operands is ever copied.
+
+A program is rewritten by tracing it anew, so the pipeline after it is unchanged.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._program.pins import pinned
+from .._program.trace import Atom, Equation, Literal, Program, Variable, flatten, read
+from .loops import scan_with
+from .scan_pairs import ScanPair, ScanParts
+from .scan_plan import Keeping
+from .scan_problem import BodyProblem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewriting:
+    """What becomes of one pair.
+
+    Attributes:
+      chunk: iterations between carries that are kept, or 0 to keep `keeping` for every
+        iteration.
+    """
+
+    pair: ScanPair
+    body: BodyProblem
+    keeping: Keeping
+    chunk: int = 0
+
+
+def rewrite(
+    program: Program,
+    rewritings: Sequence[Rewriting],
+    bodies: Mapping[int, Callable[..., list[Any]]] | None = None,
+) -> Program:
+    """The program with these pairs rewritten.
+
+    Args:
+      bodies: new bodies of scans, by equation: flat operands of one iteration -> flat
+        results.
+    """
+    emissions = [_Emission(program, r) for r in rewritings]
+    replaced: dict[int, Callable[[Mapping[Variable, Any]], list[Any]]] = {}
+    for emission in emissions:
+        replaced[emission.pair.forward] = emission.forward
+        replaced[emission.pair.backward] = emission.backward
+
+    for k, body in (bodies or {}).items():
+        replaced[k] = partial(_scan_with, program.equations[k], body)
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip(program.arguments, values, strict=True))
+        env |= dict(program.constants)
+        for k, equation in enumerate(program.equations):
+            if k in replaced:
+                with equation.entered():
+                    outputs = replaced[k](env)
+            else:
+                operands = [read(env, atom) for atom in equation.inputs]
+                if equation.is_barrier:
+                    outputs = lax.optimization_barrier(operands)
+                else:
+                    outputs = equation.bind(*operands)
+            env.update(zip(equation.outputs, outputs, strict=True))
+        return [read(env, atom) for atom in program.outputs]
+
+    structs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in (program.avals[v] for v in program.arguments)
+    ]
+    # What two loops fill must not begin as one array of zeros.
+    traced = jax.make_jaxpr(run)(*structs)
+    found = pinned(flatten(traced, program.donated, False, program.rules))
+    sizes = {
+        ours: program.sizes[theirs]
+        for ours, theirs in zip(found.arguments, program.arguments, strict=True)
+        if theirs in program.sizes
+    }
+    return replace(found, partitions=program.partitions, sizes=sizes)
+
+
+def _scan_with(
+    equation: Equation, body: Callable[..., list[Any]], env: Mapping[Variable, Any]
+) -> list[Any]:
+    return scan_with(equation, [read(env, atom) for atom in equation.inputs], body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """One body of a rewritten pair: what it runs and needs.
+
+    Attributes:
+      equations: of the joint body, in the order they run.
+      needs: variables it reads and does not compute.
+    """
+
+    equations: tuple[int, ...]
+    needs: tuple[Variable, ...]
+
+
+class _Emission:
+    """Both scans of one rewriting."""
+
+    def __init__(self, program: Program, rewriting: Rewriting) -> None:
+        self.pair = pair = rewriting.pair
+        self.chunk = rewriting.chunk
+        self.joint = pair.joint.program
+        self.alias_of = rewriting.body.alias_of
+        self.length = pair.length
+        self.first = program.equations[pair.forward]
+        self.second = program.equations[pair.backward]
+        self.ours, self.theirs = ScanParts.of(self.first), ScanParts.of(self.second)
+        outputs = [self._resolved(a) for a in self.joint.outputs]
+        results = pair.joint.results
+        self.residuals = set(pair.residuals)
+        self.carried_out = [outputs[p] for p in self.ours.carried]
+        self.rows_out = [
+            outputs[p] for p in self.ours.stacked if p not in self.residuals
+        ]
+        self.carried_back = [outputs[results + p] for p in self.theirs.carried]
+        self.rows_back = [outputs[results + p] for p in self.theirs.stacked]
+        before, after = _halves(rewriting)
+        self.back = self._half(after, [*self.carried_back, *self.rows_back])
+        made = {v for k in before for v in self.joint.equations[k].outputs}
+        self.carry_in = [self.joint.arguments[k] for k in self.ours.carry]
+        self.kept = tuple(v for v in self.back.needs if v in made or v in self.carry_in)
+        results_first = [*self.carried_out, *self.rows_out]
+        self.step = self._half(before, [*results_first, *self.kept])
+        self.step_alone = self._half(before, results_first)
+        self.env: Mapping[Variable, Any] = {}
+        self.stacks: dict[Variable, Any] = {}
+        self.starts: list[Any] = []
+
+    def _resolved(self, atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else self.alias_of.get(atom, atom)
+
+    def _half(self, order: Sequence[int], outputs: Sequence[Atom]) -> _Half:
+        """Drops what the outputs do not need; finds what must come from outside."""
+        wanted = {a for a in outputs if not isinstance(a, Literal)}
+        kept = []
+        for k in reversed(order):
+            equation = self.joint.equations[k]
+            if equation.effects or any(v in wanted for v in equation.outputs):
+                kept.append(k)
+                wanted.difference_update(equation.outputs)
+                wanted.update(self._reads(equation))
+        constants = {v for v, _ in self.joint.constants}
+        return _Half(tuple(kept[::-1]), tuple(sorted(wanted - constants)))
+
+    def _reads(self, equation: Equation) -> list[Variable]:
+        return [self.alias_of.get(v, v) for v in equation.variables]
+
+    def _run(self, half: _Half, local: dict[Variable, Any]) -> dict[Variable, Any]:
+        local = dict(self.joint.constants) | local
+        for k in half.equations:
+            equation = self.joint.equations[k]
+            operands = [read(local, self._resolved(a)) for a in equation.inputs]
+            outputs = equation.bind(*operands)
+            local.update(zip(equation.outputs, outputs, strict=True))
+        return local
+
+    # Operands
+
+    def _init(self, equation: Equation, parts: ScanParts) -> list[Any]:
+        return [read(self.env, equation.inputs[i]) for i in parts.carry]
+
+    def _split(self, half: _Half) -> tuple[dict, dict]:
+        """Constants and whole arrays of rows that a half needs, by variable."""
+        consts: dict[Variable, Any] = {}
+        rows: dict[Variable, Any] = {}
+        # What is carried, or kept, each half has from elsewhere.
+        needs = set(half.needs).difference(self.carry_in, self.kept)
+        for equation, parts, variables in (
+            (self.first, self.ours, self.joint.arguments[: len(self.first.inputs)]),
+            (self.second, self.theirs, self.pair.joint.operands),
+        ):
+            for places, target in ((parts.consts, consts), (parts.xs, rows)):
+                for i in places:
+                    v = variables[i]
+                    if isinstance(v, Literal) or v not in needs:
+                        continue
+                    if v not in target:
+                        target[v] = read(self.env, equation.inputs[i])
+        return consts, rows
+
+    # The two scans
+
+    def forward(self, env: Mapping[Variable, Any]) -> list[Any]:
+        """Runs the forward scan; residuals that are not kept come out as None."""
+        self.env = env
+        init = self._init(self.first, self.ours)
+        if self.chunk:
+            carry, rows = self._forward_in_chunks(init)
+        else:
+            carry, (rows, kept) = self._forward_scan(self.step, init, None)
+            self.stacks = dict(zip(self.kept, kept, strict=True))
+        rows = iter(rows)
+        stacked = [
+            None if p in self.residuals else next(rows) for p in self.ours.stacked
+        ]
+        return [*carry, *stacked]
+
+    def _forward_scan(
+        self, half: _Half, init: list[Any], chunk: Any | None
+    ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+        """All iterations, or those of one chunk; stacks what `half` says."""
+        consts, rows = self._split(half)
+        params = self.first.params
+
+        def body(carry: list[Any], x: Any) -> Any:
+            if chunk is None:
+                slices = x
+            else:
+                slices = _rows_at(rows, self._index(chunk * self.chunk + x))
+            local = dict(zip(self.carry_in, carry, strict=True)) | consts | slices
+            local = self._run(half, local)
+            new = [read(local, a) for a in self.carried_out]
+            out = [read(local, a) for a in self.rows_out]
+            kept = [local[v] for v in self.kept] if half is self.step else []
+            return new, (out, kept)
+
+        if chunk is not None:
+            return lax.scan(body, init, jnp.arange(self.chunk), unroll=1)
+        return lax.scan(
+            body,
+            init,
+            rows,
+            length=self.length,
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+
+    def _forward_in_chunks(self, init: list[Any]) -> tuple[list[Any], list[Any]]:
+        def body(carry: list[Any], chunk: Any) -> Any:
+            after, (out, _) = self._forward_scan(self.step_alone, carry, chunk)
+            return after, (carry, out)
+
+        chunks = jnp.arange(self.length // self.chunk)
+        carry, (self.starts, rows) = lax.scan(body, init, chunks)
+        rows = [_joined(row) for row in rows]
+        if self.first.params["reverse"]:
+            rows = [jnp.flip(row, 0) for row in rows]
+        return carry, rows
+
+    def backward(self, env: Mapping[Variable, Any]) -> list[Any]:
+        """Runs the backward scan."""
+        self.env = env
+        init = self._init(self.second, self.theirs)
+        if self.chunk:
+            return self._backward_in_chunks(init)
+        consts, rows = self._split(self.back)
+        rows |= {v: self.stacks[v] for v in self.kept}
+        params = self.second.params
+
+        def body(carry: list[Any], slices: Any) -> Any:
+            local = self._backward_carry(carry) | consts | slices
+            local = self._run(self.back, local)
+            new = [read(local, a) for a in self.carried_back]
+            return new, [read(local, a) for a in self.rows_back]
+
+        carry, out = lax.scan(
+            body,
+            init,
+            rows,
+            length=self.length,
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*carry, *out]
+
+    def _backward_in_chunks(self, init: list[Any]) -> list[Any]:
+        consts, rows = self._split(self.back)
+        avals = [self._aval(a) for a in self.rows_back]
+        filled = [jnp.zeros((self.length, *a.shape), a.dtype) for a in avals]
+        chunks = jnp.arange(self.length // self.chunk)
+
+        def body(state: Any, x: Any) -> Any:
+            chunk, start = x
+            _, (_, kept) = self._forward_scan(self.step, start, chunk)
+            kept = dict(zip(self.kept, kept, strict=True))
+
+            def row(state: Any, x: Any) -> Any:
+                (carry, filled), (step, slices) = state, x
+                at = self._index(chunk * self.chunk + step)
+                local = self._backward_carry(carry) | consts | slices
+                local = self._run(self.back, local | _rows_at(rows, at))
+                new = [read(local, a) for a in self.carried_back]
+                out = [read(local, a) for a in self.rows_back]
+                filled = [
+                    lax.dynamic_update_index_in_dim(whole, one, at, 0)
+                    for whole, one in zip(filled, out, strict=True)
+                ]
+                return (new, filled), None
+
+            steps = jnp.arange(self.chunk)
+            state, _ = lax.scan(row, state, (steps, kept), reverse=True)
+            return state, None
+
+        (carry, filled), _ = lax.scan(
+            body, (init, filled), (chunks, self.starts), reverse=True
+        )
+        return [*carry, *filled]
+
+    def _backward_carry(self, carry: list[Any]) -> dict[Variable, Any]:
+        variables = [self.pair.joint.operands[i] for i in self.theirs.carry]
+        return dict(zip(variables, carry, strict=True))  # type: ignore[arg-type]
+
+    def _index(self, step: Any) -> Any:
+        """Row that the forward scan's iteration number `step` works on."""
+        return self.length - 1 - step if self.first.params["reverse"] else step
+
+    def _aval(self, atom: Atom) -> Any:
+        return atom.aval if isinstance(atom, Literal) else self.joint.avals[atom]
+
+
+def _halves(rewriting: Rewriting) -> tuple[list[int], list[int]]:
+    """Equations of both rewritten bodies in the order the plan runs them."""
+    body, positions = rewriting.body, rewriting.keeping.positions
+    steps = sorted((b, op) for op, places in enumerate(positions) for b in places)
+    before, after = [], []
+    for position, op in steps:
+        k = body.equations[op]
+        if k is not None:
+            (before if position < body.body.seam else after).append(k)
+    return before, after
+
+
+def _rows_at(rows: Mapping[Variable, Any], at: Any) -> dict[Variable, Any]:
+    return {v: lax.dynamic_index_in_dim(x, at, 0, False) for v, x in rows.items()}
+
+
+def _joined(row: jax.Array) -> jax.Array:
+    """Chunks of rows as one array of rows."""
+    return row.reshape(-1, *row.shape[2:])

@@ -1,0 +1,1 @@
+"""In-place calls: chains of equations as programs of the native library."""

@@ -1,0 +1,1 @@
+"""Problems in, schedules out: planners, arena, assignment model. No JAX."""

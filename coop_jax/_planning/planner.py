@@ -1,0 +1,194 @@
+"""Finds a cheap schedule whose values fit a pool, with the whole step in view.
+
+    plan(problem, pool):
+        seed      the program's own order; if that cannot be made to fit, online Coop
+                  with look-ahead: eviction windows in an arena, partitioned, in place
+        relieve   it until it fits, trim what is not needed      (`_search`)
+        descend   if no seed fits: to ever smaller pools, each from the last
+        refine    leave the schedule and come back by another way (`_refine`)
+
+This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
+in place of the past: the waiting time ahead instead of the staleness behind, and the
+bytes actually in the way instead of a request. Work is counted in moves tried, not in
+seconds, so that a plan is the same on every host; `time_limit` is a guard for the
+extreme case.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from .eviction import LOOKAHEAD
+from .online import run_online
+from .refine import refine
+from .retention import Retention
+from .search import Effort as Effort
+from .search import Planned as Planned
+from .search import Positions as Positions
+from .search import Search
+from .types import Problem, Schedule
+
+_SEED_STEPS_PER_OP = 4
+_ATTEMPTS = 10
+_FIRST_SHARE = 0.3
+_STRIDE = 0.75
+_SHORTEST = 0.98
+
+
+def plan(
+    problem: Problem,
+    pool: int,
+    effort: Effort | None = None,
+    starts: Sequence[Positions] = (),
+    *,
+    is_packed: bool = False,
+) -> Planned:
+    """Plans `problem` so that it takes at most `pool` bytes.
+
+    Args:
+      problem: ops in program order with costs and sizes.
+      pool: bytes for values (the budget less `problem.fixed`).
+      effort: how long to refine.
+      starts: plans for other pools to begin with; from scratch if none can be made to
+        fit.
+      is_packed: count what packing loses too (`_buffer_assignment`), not just the
+        bytes alive at once.
+
+    Returns:
+      The cheapest schedule found; with `fits=False`, none was within the pool and the
+      schedule is only the last attempt's.
+    """
+    effort = effort or Effort()
+    search = Search(Retention(problem), pool, effort, is_packed)
+    found = search.result()
+    for found in _attempts(search, starts):
+        if found.peak <= pool:
+            found = refine(search, found, effort)
+        if found.fits:
+            break
+    return found
+
+
+def _attempts(search: Search, starts: Sequence[Positions]) -> Iterator[Planned]:
+    """Schedules to refine: from known plans, from scratch, from the way down."""
+    if starts:
+        reached = [search.reach(start) for start in starts]
+        yield min(reached, key=lambda each: (each.peak > search.pool, each.cost))
+    for seed in _seeds(search.state.problem, search.pool):
+        search.moves_left = search.moves
+        yield search.reach(seed)
+    yield _descend(search, search.pool)
+
+
+def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
+    """The unplanned schedule, then online Coop with look-ahead if it gets through."""
+    yield program_order(problem)
+    run = run_online(problem, problem.fixed + pool, LOOKAHEAD, _SEED_STEPS_PER_OP)
+    if run.is_feasible:
+        yield positions(problem, run.schedule)
+
+
+def program_order(problem: Problem) -> Positions:
+    """Positions of the unplanned schedule."""
+    return tuple((k,) for k in range(len(problem.ops)))
+
+
+def positions(problem: Problem, schedule: Schedule) -> Positions:
+    """Where each op runs: a repeat belongs to the next op that runs for the first time.
+
+    The schedule must run first times in program order, as online policies do.
+    """
+    places: list[set[int]] = [set() for _ in problem.ops]
+    current = 0
+    for op in schedule:
+        places[op].add(current)
+        if op == current:
+            current += 1
+    return tuple(tuple(sorted(where)) for where in places)
+
+
+def smallest(
+    problem: Problem,
+    effort: Effort | None = None,
+    known: Planned | None = None,
+    *,
+    is_packed: bool = False,
+) -> Planned:
+    """Plans for the smallest pool that can be reached.
+
+    Args:
+      problem: ops in program order with costs and sizes.
+      effort: how long to refine.
+      known: what `plan` came to where it did not fit, to go on from.
+      is_packed: as for `plan`.
+    """
+    effort = effort or Effort()
+    state = Retention(problem)
+    search = Search(state, state.peak(), effort, is_packed)
+    best = known or _descend(search, _least(problem))
+    best = _deepen(search, dataclasses.replace(best, fits=True), effort)
+    search.pool, search.moves_left = best.size, search.moves
+    # What is left of a long way down is seldom the cheapest way to be there.
+    straight = search.reach(program_order(problem))
+    return refine(search, straight if straight.beats(best) else best, effort)
+
+
+def _deepen(search: Search, best: Planned, effort: Effort) -> Planned:
+    """Goes further down, with refinement where only packing is in the way."""
+    quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
+    for _ in range(_ATTEMPTS):
+        search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
+        reached = search.reach(best.positions)
+        if reached.peak <= search.pool:
+            reached = refine(search, reached, quick)
+        if not reached.fits:
+            break
+        best = reached
+    return best
+
+
+def _descend(search: Search, target: int) -> Planned:
+    """The smallest schedule reached on the way down to `target` bytes.
+
+    Goes down in strides, each from the last schedule or else from the program's own
+    order; a stride that leads nowhere is halved.
+    """
+    problem = search.state.problem
+    moves = max(search.moves // 2, min(8 * len(problem.ops), 2 * search.moves))
+    order = program_order(problem)
+    search.state.restore(order)
+    best, stride = search.result(), _FIRST_SHARE
+    tried: set[tuple[Positions, int]] = set()
+    for _ in range(_ATTEMPTS):
+        search.pool = int(stride * best.size)
+        reached = best
+        for start in (best.positions, order):
+            if (start, search.pool) not in tried and reached.size >= best.size:
+                tried.add((start, search.pool))
+                search.moves_left = moves
+                reached = search.reach(start)
+        stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
+        best = min(best, reached, key=lambda planned: planned.size)
+        if best.size <= target or stride > _SHORTEST:
+            break
+    search.pool, search.moves_left = target, moves
+    if best.size > target:
+        return dataclasses.replace(best, fits=False)
+    return search.reach(best.positions)
+
+
+def _least(problem: Problem) -> int:
+    """Bytes that no schedule goes below: the values that one op reads and writes."""
+    sizes = [
+        0 if problem.producer[v] < 0 else value.size
+        for v, value in enumerate(problem.values)
+    ]
+    return max(
+        (
+            sum(sizes[v] for v in {*op.inputs, *op.outputs})
+            - sum(sizes[target] for target in {target for _, target in op.in_place})
+            + op.workspace
+            for op in problem.ops
+        ),
+        default=0,
+    )

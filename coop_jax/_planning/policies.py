@@ -1,0 +1,91 @@
+"""The planners a user can choose from, by name. Imports no JAX.
+
+`"coop"` holds the whole step in view. `"coop-online"`, `"dtr"` and `"dte"` are the
+published online policies: same arena, same emission, so that they compare.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from .buffer_assignment import assign, schedule_buffers
+from .eviction import COOP, DTE, DTR, Policy
+from .online import run_online
+from .planner import Effort, Planned, Positions, plan, positions, smallest
+from .retention import Retention
+from .types import Problem
+
+_FINENESS = 0.02
+_MOST_PACKINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """One way to plan.
+
+    Attributes:
+      plan: (problem, pool in bytes, effort, plans to start from) -> the cheapest
+        schedule it finds whose values, packed, are within the pool.
+      smallest: (problem, effort, what `plan` came to in vain) -> a schedule for the
+        smallest pool it reaches.
+    """
+
+    plan: Callable[[Problem, int, Effort, Sequence[Positions]], Planned]
+    smallest: Callable[[Problem, Effort, Planned | None], Planned]
+
+
+def _online(policy: Policy) -> Planner:
+    def run_once(problem: Problem, pool: int) -> Planned:
+        run = run_online(problem, problem.fixed + pool, policy)
+        state = Retention(problem)
+        if run.is_feasible:
+            state.restore(positions(problem, run.schedule))
+        schedule = state.schedule()
+        size = assign(schedule_buffers(problem, schedule), problem.alignment).peak
+        return Planned(
+            schedule,
+            state.snapshot(),
+            state.peak(),
+            size,
+            state.cost,
+            run.is_feasible,
+        )
+
+    def plan_online(
+        problem: Problem, pool: int, effort: Effort, starts: Sequence[Positions] = ()
+    ) -> Planned:
+        room, found = pool, run_once(problem, pool)
+        for _ in range(_MOST_PACKINGS):
+            if not found.fits or found.size <= pool:
+                break
+            # XLA packs otherwise than the arena the policy ran in.
+            room -= found.size - pool
+            found = run_once(problem, room)
+        return dataclasses.replace(found, fits=found.fits and found.size <= pool)
+
+    def smallest_online(
+        problem: Problem, effort: Effort, known: Planned | None = None
+    ) -> Planned:
+        """Online policies are not monotone: the smallest of a falling series."""
+        state = Retention(problem)
+        best = run_once(problem, pool := 2 * state.peak())
+        while pool > 0:
+            pool = int(pool * (1 - _FINENESS))
+            found = run_once(problem, pool)
+            if found.fits and found.size < best.size:
+                best = found
+            elif not found.fits and pool < best.peak // 2:
+                break
+        return best
+
+    return Planner(plan_online, smallest_online)
+
+
+PLANNERS = {
+    "coop": Planner(partial(plan, is_packed=True), partial(smallest, is_packed=True)),
+    "coop-online": _online(COOP),
+    "dtr": _online(DTR),
+    "dte": _online(DTE),
+}
+"""Planner by the name that `coop_jax.remat(..., policy=...)` takes."""

@@ -1,0 +1,347 @@
+"""Moves that fit a schedule into a pool. Imports no JAX.
+
+    relieve   while some position is over the pool: rematerialize across the gap
+              that takes most excess bytes away per second of recomputation
+    trim      take back every rematerialization that is no longer needed
+
+A *gap* is a stretch over which a value only waits for its next reader. Dropping it
+means running the producer again just before that reader; each input of the producer is
+then either kept alive that much longer or recomputed too, whichever is cheaper at the
+going rate of excess bytes per second. A value with no reader before the gap is simply
+moved, which costs nothing.
+"""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from .buffer_assignment import assign, schedule_buffers
+from .retention import Edit, Gap, Retention, Step
+from .types import OpId, Schedule
+
+_NEGLIGIBLE = 1 / 4096
+_MAX_CHAIN = 64
+_PROBES = 12
+_NEAR_BEST = 0.7
+_MOST_PACKINGS = 6
+_LEAST_MOVES = 4000
+_MOVES_PER_OP = 8
+
+
+type Positions = tuple[tuple[int, ...], ...]
+"""Per op, where it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to search.
+
+    Attributes:
+      rounds: refinement rounds without improvement before stopping, and at most ten
+        times as many in all; problems of few ops, which take no time, get more.
+      moves: steps tried at most from a seed, refinement included; bounds the time.
+      time_limit: seconds after which refinement stops wherever it is.
+    """
+
+    rounds: int = 20
+    moves: int = 12_000
+    time_limit: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Result of `plan`.
+
+    Attributes:
+      schedule: ops in the order they run.
+      positions: per op, where it runs (its own position first if it runs at home).
+      peak: most bytes alive in the pool at once.
+      size: bytes that count against the pool: `peak`, or the packed block's.
+      cost: seconds by the cost model.
+      fits: whether `size` is within the pool asked for.
+    """
+
+    schedule: Schedule
+    positions: Positions
+    peak: int
+    size: int
+    cost: float
+    fits: bool
+
+    def beats(self, other: "Planned") -> bool:
+        """Whether it is cheaper and fits, or else comes nearer to the pool."""
+        if self.fits and other.fits:
+            return self.cost < other.cost
+        return self.fits or (not other.fits and self.size < other.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps that recompute a value.
+
+    Attributes:
+      steps: in the order they run; none if the value cannot be recomputed there.
+      estimate: excess bytes that they take away per second.
+      stretches: whether an input has to stay alive, over some excess, for them.
+    """
+
+    steps: tuple[Step, ...]
+    estimate: float
+    stretches: bool
+
+
+class Relief:
+    """How much excess a value of some size adds or takes away over a stretch."""
+
+    def __init__(self, bytes_at: np.ndarray, pool: int) -> None:
+        self._excess = np.maximum(bytes_at - pool, 0)
+        self._prefix: dict[int, list[int]] = {}
+
+    def of(self, size: int, start: int, end: int) -> int:
+        """Sum over positions `[start, end)` of the excess that `size` bytes cover."""
+        if size not in self._prefix:
+            covered = np.cumsum(np.minimum(self._excess, size))
+            self._prefix[size] = [0, *covered.tolist()]
+        prefix = self._prefix[size]
+        return prefix[end] - prefix[start]
+
+
+class Search:
+    """Moves on one `Retention` towards one pool.
+
+    Attributes:
+      pool: bytes that a schedule may take.
+      room: bytes that may be alive at once: less than `pool` where `is_packed`, by what
+        packing was seen to lose.
+      moves: steps tried at most from one seed.
+    """
+
+    def __init__(
+        self, state: Retention, pool: int, effort: Effort, is_packed: bool = False
+    ) -> None:
+        self.state = state
+        self.pool = self.room = pool
+        self.is_packed = is_packed
+        self.minimum = max(1, int(state.peak() * _NEGLIGIBLE))
+        self.tiny_cost = 1e-6 * state.cost + 1e-30
+        self.rng = random.Random(0)
+        # Compiling a small step takes less time, and so should planning it.
+        self.moves = min(effort.moves, _LEAST_MOVES + _MOVES_PER_OP * state.length)
+        self.moves_left = self.moves
+        self.tabu: set[OpId] = set()
+        self.relief = Relief(state.bytes_at, pool)
+        self.rate = np.inf
+
+    def reach(self, start: Positions) -> Planned:
+        """Relieves a schedule until it is within the pool, then trims it.
+
+        What packing loses may still be too much.
+        """
+        self.state.restore(start)
+        self.room = self.pool
+        best: Planned | None = None
+        for _ in range(_MOST_PACKINGS):
+            if not self.relieve():
+                break
+            dearer = self.result()
+            self.trim()
+            found = self.result()
+            for planned in (dearer, found):
+                best = planned if best is None or planned.beats(best) else best
+            if found.fits:
+                break
+            self.room -= found.size - self.pool
+        return best or self.result()
+
+    def result(self) -> Planned:
+        """The present schedule."""
+        state = self.state
+        peak, size = state.peak(), self._size()
+        fits = size <= self.pool
+        return Planned(state.schedule(), state.snapshot(), peak, size, state.cost, fits)
+
+    def _size(self) -> int:
+        """Bytes that the schedule takes."""
+        if not self.is_packed:
+            return self.state.peak()
+        problem = self.state.problem
+        buffers = schedule_buffers(problem, self.state.schedule())
+        return assign(buffers, problem.alignment).peak
+
+    # Relieve: from over the pool to within it
+
+    def relieve(self, noise: float = 0.0) -> bool:
+        """Adds rematerializations until nothing is over the pool, or nothing helps."""
+        while excess := self.state.overload(self.room):
+            if self.moves_left <= 0:
+                return False
+            moves = self._rank(noise)
+            if not self._take(moves, excess):
+                self.rate = 0.0
+                if not self._take(moves, excess):
+                    return False
+        return True
+
+    def _rank(self, noise: float) -> list[tuple[float, Gap]]:
+        """Gaps over the excess with a bound on bytes per second, best first."""
+        state, relief = self.state, Relief(self.state.bytes_at, self.room)
+        self.relief = relief
+        ranked = []
+        for gap in state.gaps(self.minimum):
+            producer = state.problem.producer[gap.value]
+            gain = relief.of(state.sizes[gap.value], gap.start + 1, gap.end)
+            if not gain or producer in self.tabu:
+                continue
+            score = gain / self._least_cost(gap)
+            if noise:
+                score *= self.rng.uniform(1 - noise, 1 + noise)
+            ranked.append((score, gap))
+        ranked.sort(key=lambda move: -move[0])
+        return ranked
+
+    def _least_cost(self, gap: Gap) -> float:
+        """Seconds of the producer, or nothing if it would only move."""
+        producer = self.state.problem.producer[gap.value]
+        cost = self.state.problem.ops[producer].cost - self._saved(gap)
+        return max(cost, self.tiny_cost)
+
+    def _saved(self, gap: Gap) -> float:
+        """Seconds of the earlier step if this gap leaves it without readers."""
+        producer = self.state.problem.producer[gap.value]
+        op = self.state.problem.ops[producer]
+        only_moves = gap.start in self.state.runs[producer] and len(op.outputs) == 1
+        return op.cost if only_moves else 0.0
+
+    def _take(self, moves: list[tuple[float, Gap]], excess: int) -> bool:
+        """Takes the best move, then others in order while they come near it."""
+        best, edits = self._probe(moves, excess)
+        if not edits:
+            return False
+        self.state.redo(edits)
+        self.rate = best * _NEAR_BEST
+        failures = 0
+        for bound, gap in moves:
+            excess = self.state.overload(self.room)
+            if bound < best * _NEAR_BEST or failures > _PROBES or excess == 0:
+                break
+            _, edits = self._best_variant(gap, excess, best * _NEAR_BEST)
+            self.state.redo(edits)
+            failures = 0 if edits else failures + 1
+        return True
+
+    def _probe(
+        self, moves: list[tuple[float, Gap]], excess: int
+    ) -> tuple[float, list[Edit]]:
+        """The best true rate among the most promising moves, with its edits."""
+        best, best_edits, helpful = 0.0, [], 0
+        for bound, gap in moves:
+            if bound <= best or helpful >= _PROBES:
+                break
+            score, edits = self._best_variant(gap, excess, best)
+            if edits:
+                best, best_edits, helpful = score, edits, helpful + 1
+        return best, best_edits
+
+    def _best_variant(
+        self, gap: Gap, excess: int, floor: float
+    ) -> tuple[float, list[Edit]]:
+        """The best way to drop this gap: (bytes per second, edits) if above `floor`.
+
+        Inputs that are dead by then are kept alive, or recomputed where that is worth
+        the going rate; recomputing all of them is the last resort.
+        """
+        best, best_edits = floor, []
+        kept = self._chain(gap, np.inf)
+        chains = [kept]
+        if kept.stretches:
+            again = self._chain(gap, self.rate)
+            chains += [again] if again.steps != kept.steps else []
+        for chain in chains:
+            if not chain.steps or chain.estimate < best * _NEAR_BEST:
+                continue
+            score, edits = self._try(chain.steps, excess)
+            if score > best or (score == best > 0 and not best_edits):
+                best, best_edits = score, edits
+        return best, best_edits
+
+    def _chain(self, gap: Gap, rate: float) -> Chain:
+        """Steps that recompute the gap's value at its end.
+
+        An input that is no longer alive is recomputed too if keeping it would cost more
+        than `rate` excess bytes per second of its recomputation. No steps if the value
+        cannot be recomputed there.
+        """
+        state, problem = self.state, self.state.problem
+        op, position = problem.producer[gap.value], gap.end
+        if op in self.tabu or not state.may_run(op, position):
+            return Chain((), 0.0, False)
+        stretches = False
+        gain = self.relief.of(state.sizes[gap.value], gap.start + 1, position)
+        cost = self._least_cost(gap)
+        steps, todo = {op}, [op]
+        while todo:
+            for v in problem.ops[todo.pop()].inputs:
+                producer, size = problem.producer[v], state.sizes[v]
+                if size < self.minimum or producer in steps:
+                    continue
+                alive = state.last_alive(v, position, producer + 1)
+                if alive >= position:
+                    continue
+                kept = self.relief.of(size, alive + 1, position)
+                again = problem.ops[producer].cost
+                stretches = stretches or kept > 0
+                if kept > rate * again and self._may_chain(producer, position, steps):
+                    steps.add(producer)
+                    todo.append(producer)
+                    cost += again
+                else:
+                    gain -= kept
+        places = tuple((k, position) for k in sorted(steps))
+        return Chain(places, gain / cost, stretches)
+
+    def _may_chain(self, op: OpId, position: int, steps: set[OpId]) -> bool:
+        return (
+            len(steps) < _MAX_CHAIN
+            and op not in self.tabu
+            and self.state.may_run(op, position)
+        )
+
+    def _try(self, steps: tuple[Step, ...], excess: int) -> tuple[float, list[Edit]]:
+        """Applies and undoes the steps. Returns excess bytes taken away per second."""
+        state, before = self.state, self.state.cost
+        self.moves_left -= len(steps)
+        log: list[Edit] = []
+        for op, position in steps:
+            state.insert(op, position, log)
+        state.sweep([op for op, _ in steps], log)
+        gain = excess - state.overload(self.room)
+        score = gain / max(state.cost - before, self.tiny_cost)
+        edits = list(log)
+        state.undo(log)
+        return score, edits
+
+    # Trim: take back what is not needed
+
+    def trim(self) -> None:
+        """Removes rematerializations, dearest first, while the pool still holds."""
+        state = self.state
+        improved = True
+        while improved:
+            improved = False
+            costs = [(state.problem.ops[k].cost, k, b) for k, b in state.remats()]
+            for _, op, position in sorted(costs, reverse=True):
+                improved |= self._take_back((op, position))
+
+    def _take_back(self, step: Step) -> bool:
+        state = self.state
+        op, position = step
+        if position not in state.runs[op][1:]:
+            return False
+        log: list[Edit] = []
+        before = state.cost
+        state.remove(op, position, log)
+        if state.cost < before and state.overload(self.room) == 0:
+            return True
+        state.undo(log)
+        return False

@@ -1,0 +1,1 @@
+"""From a step to its flat program, and from XLA's baseline to a problem."""

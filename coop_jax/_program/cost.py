@@ -1,0 +1,168 @@
+"""Cost of an equation: floating point operations, bytes, and seconds by the roofline.
+
+`flop_rules` maps a primitive's name to a function of its parameters and types. The
+default counts one operation per element of the largest operand or result, as XLA's
+`HloCostAnalysis` does for elementwise operations; equations with jaxprs inside are
+counted by what is inside, times the trip count where it is known (a `while_loop` counts
+one trip, a `cond` its dearest branch).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jexc
+import jax.numpy as jnp
+import numpy as np
+
+from .trace import Equation, Literal, Program
+
+type FlopRule = Callable[[dict[str, Any], Sequence[Any], Sequence[Any]], float]
+"""(params, input types, output types) -> floating point operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What the roofline needs to know of a device.
+
+    Attributes:
+      flops: operations per second of a matrix multiplication.
+      bytes: bytes per second of a streaming kernel.
+      launch: seconds that any kernel takes.
+    """
+
+    flops: float
+    bytes: float
+    launch: float
+
+    def seconds(self, operations: float, touched: float) -> float:
+        """Seconds of a kernel, less the launch.
+
+        Arithmetic and traffic are added: where the larger of the two would be free of
+        the other, a small product costs no more than the gelu after it, and is computed
+        again in its place for nothing.
+        """
+        return operations / self.flops + touched / self.bytes
+
+
+RATES = {
+    "cpu": DeviceRates(flops=1e11, bytes=2e10, launch=2e-6),
+    "gpu": DeviceRates(flops=2e14, bytes=3e12, launch=3e-6),
+    "tpu": DeviceRates(flops=2e14, bytes=1.2e12, launch=3e-6),
+}
+"""Typical rates by platform; only their ratios steer a plan."""
+
+_TRANSCENDENTAL = {
+    "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc",
+    "erf_inv", "sin", "cos", "tan", "pow", "cbrt", "lgamma", "digamma",
+}  # fmt: skip
+_FREE = {
+    "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
+    "transpose", "copy", "copy_p", "slice", "concatenate", "pad", "rev", "iota",
+    "bitcast_convert_type", "stop_gradient", "name", "optimization_barrier",
+    "gather", "dynamic_slice", "dynamic_update_slice", "split",
+}  # fmt: skip
+_TRANSCENDENTAL_FLOPS = 8
+_THREEFRY_FLOPS = 100
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of a value of this type; keys count as the words they are made of."""
+    shape = getattr(aval, "shape", None)
+    if shape is None:
+        return 0
+    elements = math.prod(shape)
+    dtype = aval.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return elements * _key_bytes(dtype)
+    return elements * np.dtype(dtype).itemsize
+
+
+def flops(equation: Equation, avals: Sequence[Any]) -> float:
+    """Floating point operations of one equation."""
+    if equation.is_barrier:
+        return 0.0
+    inputs = [a.aval if isinstance(a, Literal) else avals[a] for a in equation.inputs]
+    outputs = [avals[v] for v in equation.outputs]
+    return _flops(equation.primitive.name, equation.params, inputs, outputs)
+
+
+def program_flops(program: Program, equations: Sequence[int] | None = None) -> float:
+    """Operations of the given equations (repeats count), or of the whole program."""
+    chosen = range(len(program.equations)) if equations is None else equations
+    return sum(flops(program.equations[i], program.avals) for i in chosen)
+
+
+def _flops(name: str, params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    if name in flop_rules:
+        return flop_rules[name](params, ins, outs)
+    bodies = list(jexc.jaxprs_in_params(params))
+    if bodies:
+        return sum(_jaxpr_flops(body) for body in bodies)
+    if name in _FREE:
+        return 0.0
+    each = _TRANSCENDENTAL_FLOPS if name in _TRANSCENDENTAL else 1
+    return each * max((_elements(a) for a in (*ins, *outs)), default=0)
+
+
+def _jaxpr_flops(jaxpr: Any) -> float:
+    return sum(
+        _flops(
+            eqn.primitive.name,
+            eqn.params,
+            [a.aval for a in eqn.invars],
+            [v.aval for v in eqn.outvars],
+        )
+        for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns
+    )
+
+
+def _elements(aval: Any) -> int:
+    return math.prod(getattr(aval, "shape", ()))
+
+
+def _key_bytes(dtype: Any) -> int:
+    return 4 * math.prod(getattr(getattr(dtype, "_impl", None), "key_shape", (2,)))
+
+
+def _dot_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    (contracted, _), _ = params["dimension_numbers"]
+    return 2.0 * _elements(outs[0]) * math.prod(ins[0].shape[d] for d in contracted)
+
+
+def _convolution_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    kernel = ins[1]
+    per_output = (
+        _elements(kernel) / kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+    )
+    spread = math.prod(params["lhs_dilation"] or ())
+    return 2.0 * _elements(outs[0]) * per_output / spread
+
+
+def _scan_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    return params["length"] * _jaxpr_flops(params["jaxpr"])
+
+
+def _cond_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    return max(_jaxpr_flops(branch) for branch in params["branches"])
+
+
+def _random_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    return float(_THREEFRY_FLOPS * _elements(outs[0]))
+
+
+def _sort_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    elements = _elements(ins[0])
+    return elements * max(1.0, math.log2(max(elements, 2)))
+
+
+flop_rules: dict[str, FlopRule] = {
+    "dot_general": _dot_flops,
+    "conv_general_dilated": _convolution_flops,
+    "scan": _scan_flops,
+    "cond": _cond_flops,
+    "random_bits": _random_flops,
+    "sort": _sort_flops,
+}

@@ -1,0 +1,385 @@
+"""Grounds the planning problem in what XLA made of the unplanned step.
+
+The unplanned program is compiled once with one name scope per equation; the buffer
+assignment then says which equations own bytes, and how many beside their results. The
+equations are grouped into units accordingly (`_units`), and each unit becomes one op of
+the `Problem`.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import jax.extend.core as jexc
+
+from .._native.chains import choose_chains
+from .._native.program_words import InplaceProgram
+from .._planning.types import Op, OpId, Problem, Value, ValueId
+from .cost import RATES, DeviceRates, flops, nbytes
+from .hlo import OwnedBuffer
+from .shards import communicates, localized
+from .trace import Equation, Literal, Program, Variable
+from .units import FUSIBLE, LAYOUTS, Graph, Unit, choose_roots
+
+_SCOPE = re.compile(r"coop_eqn_(\d+)")
+
+_COLLECTIVES = {
+    "all_gather", "all_reduce", "all_to_all", "pmax", "pmin", "ppermute", "psum",
+    "psum_invariant", "psum2", "psum_scatter", "reduce_scatter", "ragged_all_to_all",
+}  # fmt: skip
+_STATEFUL = {"rng_uniform", "rng_bit_generator_stateful", "infeed", "outfeed"}
+
+
+_DENSE_FLOPS_PER_BYTE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A program as the planner sees it.
+
+    Attributes:
+      problem: ops and values.
+      units: per op, its equations.
+      variable_of: per value of the problem, the program's variable.
+      alias_of: barrier outputs and the variable they stand for.
+      standing: bytes of arrays that XLA makes from constants alone and may hold all the
+        time, whatever the plan.
+      calls: the ops that are in-place calls, and what they compute.
+    """
+
+    program: Program
+    problem: Problem
+    units: tuple[Unit, ...]
+    variable_of: tuple[Variable, ...]
+    alias_of: dict[Variable, Variable] = field(repr=False)
+    standing: int = 0
+    calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
+
+
+def scope(index: int) -> str:
+    """Name scope of equation `index` in the unplanned program."""
+    return f"coop_eqn_{index}"
+
+
+def profile(
+    program: Program,
+    buffers: Sequence[OwnedBuffer],
+    fixed: int,
+    platform: str,
+    rates: DeviceRates | None = None,
+    inplace: bool = False,
+) -> Profile:
+    """Builds the planning problem of a program.
+
+    Args:
+      program: the flat step.
+      buffers: what XLA assigned to the unplanned step, emitted under `scope`.
+      fixed: bytes of arguments and outputs less aliases.
+      platform: "cpu" or "gpu"; decides alignment and, by default, `rates`.
+      rates: of the device.
+      inplace: whether chains that XLA does not compute in place become calls that do.
+    """
+    rates = rates or RATES.get(platform, RATES["gpu"])
+    owned = _by_equation(buffers)
+    program = localized(program, owned)
+    graph = Graph(program)
+    roots = choose_roots(graph, owned)
+    programs: dict[int, InplaceProgram] = {}
+    if inplace:
+        roots, programs = choose_chains(graph, roots, owned)
+    units = tuple(graph.unit(k, roots) for k in sorted(roots))
+    standing, spread = _constants(graph, units, buffers)
+    builder = _ProblemBuilder(graph, owned, spread, rates, programs)
+    for unit in units:
+        builder.add(unit)
+    problem = Problem(
+        tuple(builder.ops),
+        tuple(builder.values),
+        fixed=fixed,
+        alignment=64 if platform == "cpu" else 256,
+    )
+    calls = {
+        op: programs[unit.root]
+        for op, unit in enumerate(units)
+        if unit.root in programs
+    }
+    return Profile(
+        program,
+        problem,
+        units,
+        tuple(builder.variables),
+        graph.alias_of,
+        standing,
+        calls,
+    )
+
+
+def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
+    """The buffers that `profile` looks at, named by their equation alone."""
+    found = []
+    for buffer in buffers:
+        equation = _equation(buffer)
+        if equation is not None or buffer.origin == "constants":
+            name = "" if equation is None else scope(equation)
+            found.append(replace(buffer, op_name=name))
+    return tuple(found)
+
+
+def _equation(buffer: OwnedBuffer) -> int | None:
+    scopes = _SCOPE.findall(buffer.op_name)
+    return int(scopes[-1]) if scopes else None
+
+
+def _by_equation(buffers: Sequence[OwnedBuffer]) -> dict[int, list[OwnedBuffer]]:
+    owned: dict[int, list[OwnedBuffer]] = defaultdict(list)
+    for buffer in buffers:
+        equation = _equation(buffer)
+        if equation is not None and buffer.origin != "constants":
+            owned[equation].append(buffer)
+    return owned
+
+
+def _constants(
+    graph: Graph, units: Sequence[Unit], buffers: Sequence[OwnedBuffer]
+) -> tuple[int, dict[int, list[OwnedBuffer]]]:
+    """Arrays that XLA made of constants alone.
+
+    Returns:
+      Bytes that stand all the time, and per root the arrays that it reads and that a
+      literal of it is spread into: tied, those come and go with it.
+    """
+    unit_of: dict[int | None, Unit] = {
+        k: unit for unit in units for k in (*unit.inlined, unit.root)
+    }
+    readers: dict[tuple[int, int, int], list[OwnedBuffer]] = defaultdict(list)
+    for buffer in buffers:
+        if buffer.origin == "constants" and buffer.is_temporary:
+            readers[buffer.allocation, buffer.offset, buffer.size].append(buffer)
+    standing = 0
+    spread: dict[int, list[OwnedBuffer]] = defaultdict(list)
+    for (_, _, size), group in readers.items():
+        reading = {unit_of[k] for b in group if (k := _equation(b)) in unit_of}
+        tied = [unit.root for unit in reading if _spreads(graph, unit, size)]
+        for root in tied:
+            spread[root].append(replace(group[0], origin="reader"))
+        standing += 0 if tied else size
+    return standing, spread
+
+
+def _spreads(graph: Graph, unit: Unit, size: int) -> bool:
+    """Whether a literal of the unit becomes an array of this many bytes."""
+    results = (graph.equations[k].outputs[0] for k, _ in unit.literals)
+    return any(graph.bytes(v) == size for v in results)
+
+
+class _ProblemBuilder:
+    """Turns units into ops and values."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        owned: dict[int, list[OwnedBuffer]],
+        spread: Mapping[int, list[OwnedBuffer]],
+        rates: DeviceRates,
+        programs: Mapping[int, InplaceProgram],
+    ) -> None:
+        self.graph = graph
+        self.owned = owned
+        self.spread = spread
+        self.rates = rates
+        self.programs = programs
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.variables: list[Variable] = []
+        self._value_of: dict[Variable, ValueId] = {}
+        program = graph.program
+        self._overwrites = donation(program, graph)
+        for v in (*program.arguments, *(v for v, _ in program.constants)):
+            self._new(v, Value(f"argument {v}", 0, is_argument=True))
+
+    def add(self, unit: Unit) -> None:
+        graph, equation = self.graph, self.graph.equations[unit.root]
+        inputs = tuple(self._value_of[v] for v in unit.inputs)
+        outputs = tuple(self._output(v, equation) for v in equation.outputs)
+        operations = sum(self._flops(k) for k in (*unit.inlined, unit.root))
+        touched = sum(map(graph.bytes, (*unit.inputs, *equation.outputs)))
+        cost = self.rates.seconds(operations, touched) + self.rates.launch
+        self.ops.append(
+            Op(
+                equation.primitive.name,
+                inputs,
+                outputs,
+                cost,
+                workspace=self._workspace(unit, equation),
+                is_recomputable=self._is_recomputable(unit),
+                is_expensive=operations > _DENSE_FLOPS_PER_BYTE * touched,
+                in_place=self._in_place(unit, equation),
+            )
+        )
+
+    def _new(self, variable: Variable, value: Value) -> ValueId:
+        self._value_of[variable] = len(self.values)
+        self.values.append(value)
+        self.variables.append(variable)
+        return len(self.values) - 1
+
+    def _output(self, variable: Variable, equation: Equation) -> ValueId:
+        is_output = variable in self.graph.outputs
+        overwritten = self._overwrites.get(variable)
+        return self._new(
+            variable,
+            Value(
+                f"{equation.primitive.name} at {equation.location}",
+                0 if is_output else self.graph.bytes(variable),
+                is_output=is_output,
+                overwrites=None if overwritten is None else self._value_of[overwritten],
+            ),
+        )
+
+    def _flops(self, k: int) -> float:
+        program = self.graph.program
+        return flops(self.graph.equations[k], program.avals) / program.partitions
+
+    def _is_recomputable(self, unit: Unit) -> bool:
+        """Not if it has effects, nor, unless allowed, if devices communicate in it."""
+        program = self.graph.program
+        equations = (*unit.inlined, unit.root)
+        if not program.rules.recompute_collectives and any(
+            communicates(self.owned.get(k, ())) for k in equations
+        ):
+            return False
+        return all(
+            is_recomputable(program.equations[k], program.rules.recompute_collectives)
+            for k in equations
+        )
+
+    def _workspace(self, unit: Unit, equation: Equation) -> int:
+        """Bytes of the op's buffers other than its outputs, overlaps counted once."""
+        if unit.root in self.programs:
+            return 0
+        spans = []
+        results = [self.graph.bytes(v) for v in equation.outputs]
+        layouts = [
+            buffer
+            for k in unit.inlined
+            if self.graph.equations[k].primitive.name in LAYOUTS
+            for buffer in self.owned.get(k, ())
+        ]
+        own = self.owned.get(unit.root, ())
+        # A loop writes its results over and over, in one place.
+        distinct = {
+            (b.allocation, b.offset, b.size): b
+            for b in (*own, *layouts, *self.spread.get(unit.root, ()))
+        }
+        for buffer in distinct.values():
+            if buffer.size in results and buffer.origin == "equation":
+                results.remove(buffer.size)
+            elif buffer.is_temporary or buffer.origin == "reader":
+                # Where XLA found room in an argument or output, a plan may not.
+                start = (buffer.allocation, buffer.offset)
+                spans.append((start, buffer.offset + buffer.size))
+        covered, block, reach = 0, -1, -1
+        for (allocation, start), end in sorted(spans):
+            reach = reach if allocation == block else -1
+            covered += max(0, end - max(start, reach))
+            block, reach = allocation, max(reach, end)
+        return covered
+
+    def _in_place(self, unit: Unit, equation: Equation):
+        """Elementwise results may take the bytes of an input of the same type.
+
+        What a loop carries stays in one place.
+        """
+        graph = self.graph
+        if unit.root in self.programs:
+            return self._overwritable(self.programs[unit.root], equation)
+        if equation.primitive.name == "scan":
+            return self._carried(unit, equation)
+        if any(
+            graph.equations[k].primitive.name not in FUSIBLE
+            or graph.equations[k].primitive.name in ("transpose", "concatenate", "rev")
+            for k in (*unit.inlined, unit.root)
+        ):
+            return ()
+        avals = graph.program.avals
+        return tuple(
+            (self._value_of[source], self._value_of[target])
+            for source in unit.inputs
+            for target in equation.outputs
+            if source in graph.producer
+            # XLA lets nothing take over what shares its bytes with a call's operand.
+            and graph.producer[source] not in self.programs
+            and target not in graph.outputs
+            and nbytes(avals[source]) == nbytes(avals[target])
+            and avals[source].dtype == avals[target].dtype
+        )
+
+    def _overwritable(self, program: InplaceProgram, equation: Equation):
+        """What the result of an in-place call may overwrite."""
+        (target,) = equation.outputs
+        sources = [program.operands[k].variable for k in program.overwritable]
+        return tuple(
+            (self._value_of[source], self._value_of[target])
+            for source in sources
+            if source in self.graph.producer and source in self._value_of
+        )
+
+    def _carried(
+        self, unit: Unit, equation: Equation
+    ) -> tuple[tuple[ValueId, ValueId], ...]:
+        """Pairs of what a scan carries in and out, both in the pool."""
+        consts, carry, _ = (len(part) for part in equation.params["ft_in"].unpack())
+        starts = equation.inputs[consts : consts + carry]
+        owned = {v for v in unit.inputs if v in self.graph.producer}
+        pairs = []
+        for start, end in zip(starts, equation.outputs, strict=False):
+            if isinstance(start, Literal) or end in self.graph.outputs:
+                continue
+            source = self.graph.resolve(start)
+            if source in owned and source not in self.graph.outputs:
+                pairs.append((self._value_of[source], self._value_of[end]))
+        return tuple(pairs)
+
+
+def is_recomputable(equation: Equation, repeats_collectives: bool = False) -> bool:
+    """Whether the equation may run more than once."""
+    name = equation.primitive.name
+    if equation.effects or equation.is_pinned or name in _STATEFUL:
+        return False
+    return repeats_collectives or not (_COLLECTIVES & {name, *names_inside(equation)})
+
+
+def names_inside(equation: Equation) -> set[str]:
+    """Primitives in the programs that the equation holds."""
+    names: set[str] = set()
+    todo = list(jexc.jaxprs_in_params(equation.params))
+    while todo:
+        body = todo.pop()
+        for eqn in getattr(body, "jaxpr", body).eqns:
+            names.add(eqn.primitive.name)
+            todo += jexc.jaxprs_in_params(eqn.params)
+    return names
+
+
+def donation(program: Program, graph: Graph) -> dict[Variable, Variable]:
+    """Pairs outputs with the donated arguments whose bytes they take, as jit does.
+
+    Jit gives each donated argument to the first output, in order, of its type that has
+    no donor yet.
+    """
+    free: dict[str, list[Variable]] = defaultdict(list)
+    for variable, is_donated in zip(program.arguments, program.donated, strict=True):
+        if is_donated:
+            free[str(program.avals[variable])].append(variable)
+    pairs = {}
+    for atom in program.outputs:
+        if isinstance(atom, Literal):
+            continue
+        donors = free[str(program.avals[atom])]
+        if donors:
+            donor = donors.pop(0)
+            produced = graph.resolve(atom)
+            if produced in graph.producer:
+                pairs[produced] = donor
+    return pairs

@@ -1,0 +1,320 @@
+"""Groups equations into units: what XLA computes as a whole and gives bytes.
+
+A jaxpr value is not a buffer: XLA fuses elementwise chains, broadcasts and conversions
+into whatever reads them. The unplanned program is compiled once with one name scope per
+equation, and the buffer assignment then says which equations own bytes. Those become
+the ops of the `Problem`; equations that own none are computed inside every op that
+reads them (`Unit.inlined`), as XLA does.
+
+Five corrections to what the assignment says:
+  * equations that XLA made one instruction are one unit;
+  * a reshape that owns bytes only renames those of its operand: ownership moves there;
+  * what is transposed for products alone, or a weight turned around for one library
+    call, is theirs: XLA takes the two together, and in halves it turns twice;
+  * an equation that XLA cannot fuse into several readers owns its bytes in any case;
+  * a value with readers in several ops that lets go of twice its own bytes (a mask of
+    its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
+    worth owning: keeping it can be cheaper than keeping what it is computed from.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from .cost import nbytes
+from .hlo import OwnedBuffer
+from .trace import Equation, Literal, Program, Variable
+
+VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
+         "name", "random_wrap", "random_unwrap"}  # fmt: skip
+FUSIBLE = VIEWS | {
+    "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim",
+    "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "div",
+    "dynamic_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
+    "full", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
+    "one_minus_square", "or", "pad",
+    "pow", "reduce_precision", "rem", "rev", "round", "rsqrt", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "slice", "split",
+    "sqrt", "square", "sub", "tan", "tanh", "transpose", "xor",
+}  # fmt: skip
+
+LAYOUTS = {"rev", "transpose"}
+"""Equations that only move bytes about."""
+
+
+_LOOPS = {"scan", "while", "cond"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The equations behind one op.
+
+    Attributes:
+      root: the equation that owns bytes.
+      inlined: equations computed inside, in program order.
+      inputs: variables it reads that other units own, and arguments.
+      literals: (equation, input) places where XLA would spread a literal over an array
+        of its own.
+    """
+
+    root: int
+    inlined: tuple[int, ...]
+    inputs: tuple[Variable, ...]
+    literals: tuple[tuple[int, int], ...]
+
+
+class Graph:
+    """Producers and consumers, with barriers seen through."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.equations = program.equations
+        self.alias_of: dict[Variable, Variable] = {}
+        self.producer: dict[Variable, int] = {}
+        self.consumers: dict[Variable, list[int]] = defaultdict(list)
+        for k, equation in enumerate(self.equations):
+            if equation.is_barrier:
+                for source, target in zip(
+                    equation.inputs, equation.outputs, strict=True
+                ):
+                    if not isinstance(source, Literal):
+                        self.alias_of[target] = self.resolve(source)
+                continue
+            for v in equation.outputs:
+                self.producer[v] = k
+            for v in self.reads(k):
+                self.consumers[v].append(k)
+        self.outputs = {
+            self.resolve(a) for a in program.outputs if not isinstance(a, Literal)
+        }
+
+    def resolve(self, variable: Variable) -> Variable:
+        return self.alias_of.get(variable, variable)
+
+    def reads(self, k: int) -> list[Variable]:
+        return list(dict.fromkeys(map(self.resolve, self.equations[k].variables)))
+
+    def bytes(self, variable: Variable) -> int:
+        size = self.program.sizes.get(variable)
+        return nbytes(self.program.avals[variable]) if size is None else size
+
+    def is_read_by_caller(self, k: int) -> bool:
+        return any(v in self.outputs for v in self.equations[k].outputs)
+
+    def unit(self, root: int, roots: set[int]) -> Unit:
+        """The unit of a root: walk inputs back to other roots and arguments."""
+        inlined: set[int] = set()
+        inputs: list[Variable] = []
+        todo = self.reads(root)[::-1]
+        seen = set(todo)
+        while todo:
+            v = todo.pop()
+            k = self.producer.get(v)
+            if k is None or k in roots:
+                inputs.append(v)
+                continue
+            inlined.add(k)
+            for source in self.reads(k):
+                if source not in seen:
+                    seen.add(source)
+                    todo.append(source)
+        order = tuple(sorted(inlined))
+        literals = tuple(
+            place
+            for k in order
+            for place in _spread_literals(k, self.equations[k], self.equations[root])
+        )
+        return Unit(root, order, tuple(sorted(inputs)), literals)
+
+
+def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> set[int]:
+    roots = set()
+    for k, equation in enumerate(graph.equations):
+        if equation.is_barrier:
+            continue
+        sizes = {size for v in equation.outputs for size in _sizes(graph, v)}
+        is_owner = any(
+            buffer.size in sizes and buffer.origin == "equation"
+            for buffer in owned.get(k, ())
+        )
+        if (
+            is_owner
+            or equation.primitive.name not in FUSIBLE
+            or equation.effects
+            or equation.is_pinned
+            or graph.is_read_by_caller(k)
+        ):
+            roots.add(k)
+    _move_from_views(graph, roots)
+    _merge_layouts(graph, roots)
+    _merge_accumulations(graph, owned, roots)
+    _add_narrow(graph, roots)
+    return roots
+
+
+def _sizes(graph: Graph, variable: Variable) -> set[int]:
+    """Bytes that XLA may hold a value in: 16-bit floats also as float32 (CPU)."""
+    size, dtype = graph.bytes(variable), graph.program.avals[variable].dtype
+    is_short_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
+    return {size, 2 * size} if is_short_float else {size}
+
+
+def _move_from_views(graph: Graph, roots: set[int]) -> None:
+    for k in sorted(roots, reverse=True):
+        equation = graph.equations[k]
+        if equation.primitive.name not in VIEWS or graph.is_read_by_caller(k):
+            continue
+        sources = graph.reads(k)
+        if sources and sources[0] in graph.producer:
+            roots.discard(k)
+            roots.add(graph.producer[sources[0]])
+
+
+def _merge_layouts(graph: Graph, roots: set[int]) -> None:
+    """Makes an equation that only moves bytes about part of the calls that read it."""
+    for k in sorted(roots):
+        equation = graph.equations[k]
+        if equation.primitive.name not in LAYOUTS or graph.is_read_by_caller(k):
+            continue
+        readers = _readers_through_views(graph, k)
+        is_of_argument = not any(v in graph.producer for v in graph.reads(k))
+        if _is_folded(graph, k) or (
+            is_of_argument and len(readers) == 1 and _is_call(graph, readers)
+        ):
+            roots.discard(k)
+
+
+def _is_folded(graph: Graph, k: int) -> bool:
+    """Whether only products read a transpose: they take operands in any order.
+
+    Held, it would be turned around once to be held and again for each product.
+    """
+    readers = _readers_through_views(graph, k)
+    names = {graph.equations[reader].primitive.name for reader in readers}
+    return graph.equations[k].primitive.name == "transpose" and names == {"dot_general"}
+
+
+def _is_call(graph: Graph, equations: set[int]) -> bool:
+    return all(graph.equations[k].primitive.name not in FUSIBLE for k in equations)
+
+
+def _readers_through_views(graph: Graph, k: int) -> set[int]:
+    found, todo = set(), list(graph.equations[k].outputs)
+    while todo:
+        for reader in graph.consumers[todo.pop()]:
+            if graph.equations[reader].primitive.name in VIEWS:
+                todo += graph.equations[reader].outputs
+            else:
+                found.add(reader)
+    return found
+
+
+def _merge_accumulations(
+    graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]], roots: set[int]
+) -> None:
+    """Makes one unit of two equations that XLA made one instruction.
+
+    XLA turns `x + scatter(zeros)` into a scatter onto `x` and a product plus `x` into
+    one library call: the first equation's buffer lies where `x` did, and the sum has
+    none.
+    """
+    for k in sorted(roots):
+        equation = graph.equations[k]
+        if len(equation.outputs) != 1 or graph.is_read_by_caller(k):
+            continue
+        if equation.primitive.name in _LOOPS:
+            continue
+        readers = graph.consumers[graph.equations[k].outputs[0]]
+        if len(readers) != 1 or owned.get(readers[0]):
+            continue
+        sum_ = readers[0]
+        if graph.equations[sum_].primitive.name not in ("add", "add_any"):
+            continue
+        places = _places(owned.get(k, ()))
+        others = (graph.producer.get(v) for v in graph.reads(sum_))
+        if any(
+            places & _places(owned.get(x, ()))
+            for x in others
+            if x is not None and x != k
+        ):
+            roots.discard(k)
+            roots.add(sum_)
+
+
+def _places(buffers: Sequence[OwnedBuffer]) -> set[tuple[int, int, int]]:
+    return {(b.allocation, b.offset, b.size) for b in buffers}
+
+
+def _add_narrow(graph: Graph, roots: set[int]) -> None:
+    """Makes roots of fused values that let go of twice their bytes or more.
+
+    And of transposes that others than products read: free next to what they transpose,
+    where XLA chooses the layout of both, they are strided copies in every reader behind
+    a barrier.
+    """
+    readers = reading_units(graph, roots)
+    for k, equation in enumerate(graph.equations):
+        if k in roots or equation.is_barrier or len(equation.outputs) != 1:
+            continue
+        if equation.primitive.name in VIEWS or len(readers.get(k, ())) < 2:
+            continue
+        if equation.primitive.name == "transpose":
+            if not _is_folded(graph, k):
+                roots.add(k)
+            continue
+        last = max(readers[k])
+        let_go = sum(
+            graph.bytes(v)
+            for v in graph.unit(k, roots).inputs
+            if v in graph.producer and _last_reader(graph, v, k, roots) < last
+        )
+        if 0 < graph.bytes(equation.outputs[0]) <= let_go / 2:
+            roots.add(k)
+
+
+def _last_reader(
+    graph: Graph, variable: Variable, avoiding: int, roots: set[int]
+) -> int:
+    """The last root that reads a variable, other than through one equation."""
+    last, todo, seen = -1, [variable], set()
+    while todo:
+        for k in graph.consumers[todo.pop()]:
+            if k in roots:
+                last = max(last, k)
+            elif k != avoiding and k not in seen:
+                seen.add(k)
+                todo += graph.equations[k].outputs
+    return last
+
+
+def reading_units(graph: Graph, roots: set[int]) -> dict[int, set[int]]:
+    """Per fused equation, the roots it is computed inside of."""
+    readers: dict[int, set[int]] = defaultdict(set)
+    for k in range(len(graph.equations) - 1, -1, -1):
+        if k in roots or graph.equations[k].is_barrier:
+            continue
+        for v in graph.equations[k].outputs:
+            for consumer in graph.consumers[v]:
+                readers[k] |= {consumer} if consumer in roots else readers[consumer]
+    return readers
+
+
+def _spread_literals(
+    k: int, equation: Equation, root: Equation
+) -> list[tuple[int, int]]:
+    """Literals of an inlined equation that become arrays in XLA's program.
+
+    A broadcast literal may; a scalar operand does where the chain ends in a library
+    call (XLA:CPU hands its YNN fusions whole arrays).
+    """
+    is_broadcast = equation.primitive.name == "broadcast_in_dim"
+    if not is_broadcast and root.primitive.name in FUSIBLE:
+        return []
+    return [
+        (k, place)
+        for place, atom in enumerate(equation.inputs)
+        if isinstance(atom, Literal) and atom.aval.shape == ()
+    ]
