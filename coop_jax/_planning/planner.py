@@ -154,7 +154,7 @@ def _descend(search: Search, target: int) -> Planned:
     order; a stride that leads nowhere is halved.
     """
     problem = search.state.problem
-    moves = max(search.moves // 2, min(8 * len(problem.ops), 2 * search.moves))
+    moves = max(search.moves // 2, min(8 * len(problem.ops), search.moves))
     order = program_order(problem)
     search.state.restore(order)
     best, stride = search.result(), _FIRST_SHARE
