@@ -34,7 +34,7 @@ from .._program.trace import Atom, Literal, Program, Variable, read
 from .._program.units import FUSIBLE, Unit
 
 type Positions = Sequence[Sequence[int]]
-"""Per op, the positions it runs at (`_planner.Planned.positions`)."""
+"""Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
 
 type Place = tuple[int, int]
 """An equation and one of its inputs."""

@@ -3,9 +3,9 @@
 The joint body of a scan pair is a straight line with a seam: ops before it run in the
 forward scan, ops after it in the backward scan, and what is alive across it is stacked,
 one row per iteration. That is a planning problem of which only the bytes at one
-position count, and so it has an exact solution at every price per byte (`_min_cut`).
+position count, and so it has an exact solution at every price per byte (`min_cut`).
 Those solutions are the corners of the best trade; between two corners the planner's own
-moves (`_search`) take back what the bytes allowed leave room for. For them the seam is
+moves (`search`) take back what the bytes allowed leave room for. For them the seam is
 an op whose workspace is larger than all else, and the pool is that workspace plus the
 bytes allowed.
 """

@@ -7,7 +7,7 @@ expensive values grow from the low end and cheap ones from the high end.
 
 The arena moves bytes and never asks what is in them. A used chunk carries a number, its
 owner, and `offsets` and `owners` show all chunks as arrays, so that whoever decides
-what to evict can look at the whole pool at once (`_window`, `_scores`).
+what to evict can look at the whole pool at once (`window`, `scores`).
 """
 
 import sys

@@ -3,7 +3,7 @@
 The program runs in its own order in an `Arena` of `budget - fixed` bytes. When an
 allocation fails, values are evicted; when an op needs an evicted value, the op that
 computed it runs again. Nothing looks ahead, save that a value is freed after its last
-use. Policies (`_eviction`) are Coop (NeurIPS 2023, arXiv 2311.00591), its ablations,
+use. Policies (`eviction`) are Coop (NeurIPS 2023, arXiv 2311.00591), its ablations,
 DTR (arXiv 2006.09616) and DTE (MegTaiChi, ICS 2022), all in the same arena and with the
 same neighbour costs, as the authors compare them (OneFlow, branch `dtr2`).
 
@@ -12,7 +12,7 @@ runs, its cost counts once and not per output, and staleness is never 0. An outp
 its input's bytes whenever that input is dead, in a recomputation too: the input's value
 is then a ghost, without bytes, that its own op can compute again somewhere else.
 
-What is needed beyond the turn in which it can last be computed again (`_deadlines`) is
+What is needed beyond the turn in which it can last be computed again (`deadlines`) is
 materialized by then and stays, as outputs do.
 """
 

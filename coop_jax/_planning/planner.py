@@ -3,9 +3,9 @@
     plan(problem, pool):
         seed      the program's own order; if that cannot be made to fit, online Coop
                   with look-ahead: eviction windows in an arena, partitioned, in place
-        relieve   it until it fits, trim what is not needed      (`_search`)
+        relieve   it until it fits, trim what is not needed      (`search`)
         descend   if no seed fits: to ever smaller pools, each from the last
-        refine    leave the schedule and come back by another way (`_refine`)
+        refine    leave the schedule and come back by another way (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
 in place of the past: the waiting time ahead instead of the staleness behind, and the
@@ -51,7 +51,7 @@ def plan(
       effort: how long to refine.
       starts: plans for other pools to begin with; from scratch if none can be made to
         fit.
-      is_packed: count what packing loses too (`_buffer_assignment`), not just the
+      is_packed: count what packing loses too (`buffer_assignment`), not just the
         bytes alive at once.
 
     Returns:

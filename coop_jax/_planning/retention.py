@@ -11,7 +11,7 @@ next instance (Moccasin's retention intervals, arXiv 2304.14463, without a limit
 number of copies). `bytes_at[b]` is the peak while position `b` runs: values alive
 through it plus the peak among those that begin or end there.
 
-The naive version of all of this is `_validate.live_bytes`; tests compare the two.
+The naive version of all of this is `validate.live_bytes`; tests compare the two.
 """
 
 from bisect import bisect_left, bisect_right, insort

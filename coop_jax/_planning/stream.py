@@ -2,7 +2,7 @@
 
 A stream is what an eager framework sees: calls with their cost and the bytes of their
 results, views, in-place changes, and releases. `docs/trace-format.md` is the reference.
-Here is the syntax of one line; what lines mean together is in `_workload`.
+Here is the syntax of one line; what lines mean together is in `workload`.
 """
 
 import json

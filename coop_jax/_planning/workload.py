@@ -5,7 +5,7 @@ values that are each written once. So every storage has versions: a call that mu
 reads the old version and makes the next, which takes over the bytes where the policy
 allows. The old version is a ghost from then on: whoever has to recompute something from
 it computes it again, elsewhere. That of a constant cannot be had again, and what
-depends on it must be there before (`_deadlines`).
+depends on it must be there before (`deadlines`).
 
 Whether an op is expensive, and its outputs so belong to the low end of the pool, is
 told from its cost: more seconds per byte than the program has on average. The published
@@ -59,7 +59,7 @@ def workload(
     A tensor that is never released is an output: from its call on it stays.
 
     Args:
-      events: with their line numbers, as `_stream.read` yields them.
+      events: with their line numbers, as `stream.read` yields them.
       partition: what makes an op expensive.
       alignment: bytes; sizes and offsets in the pool are multiples of it.
 

@@ -2,7 +2,7 @@
 
 The unplanned program is compiled once with one name scope per equation; the buffer
 assignment then says which equations own bytes, and how many beside their results. The
-equations are grouped into units accordingly (`_units`), and each unit becomes one op of
+equations are grouped into units accordingly (`units`), and each unit becomes one op of
 the `Problem`.
 """
 

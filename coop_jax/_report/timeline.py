@@ -1,7 +1,7 @@
 """Which bytes are alive when, and where they lie: what the pictures of a plan show.
 
 A step of the planned program is one operation. Bytes are those of the memory model:
-live ranges of the schedule, packed as XLA packs them (`_buffer_assignment`). What XLA
+live ranges of the schedule, packed as XLA packs them. What XLA
 measured is drawn beside them, never mixed in.
 
 Each buffer belongs to one category:
