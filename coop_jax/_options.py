@@ -24,6 +24,11 @@ def check_options(
     inplace: Any,
     plan: Any,
 ) -> None:
+    """Refuses options of `remat` that are unknown or contradict each other.
+
+    Raises:
+      ValueError, TypeError: the option, what it was, and what it may be.
+    """
     if policy not in PLANNERS:
         known = ", ".join(map(repr, PLANNERS))
         raise ValueError(f"policy {policy!r} is not one of {known}.")

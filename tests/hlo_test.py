@@ -67,6 +67,7 @@ def test_what_xla_makes_of_constants_alone_is_told_apart() -> None:
     # XLA:CPU writes out the gradient of a maximum pool with arrays of indices.
     assert made_up
     assert all(b.is_temporary for b in made_up)
+    assert all("pooled" in b.op_name for b in made_up), "named after what reads it"
     assert not any(b.op_name == "" and b.origin != "constants" for b in buffers)
 
 

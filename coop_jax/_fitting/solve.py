@@ -131,9 +131,9 @@ class Workbench:
             self._sought_floor = True
             if self._has_choice:
                 self._plan_calls()
-            for _ in self._sought:
+            # With in-place calls and without: either may reach further down.
+            for _ in range(len(self._sought)):
                 self._seek_floor(effort)
-                # With in-place calls and without, either may reach further down.
                 self._sought.append(self._sought.pop(0))
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 

@@ -31,6 +31,7 @@ class _Encoder:
         self.maps: dict[Map, int] = {}
 
     def encode(self) -> InplaceProgram:
+        """The translation as the words that the native library reads."""
         t = self.translation
         aval = t.aval(t.result)
         for _, place, _ in t.operands:

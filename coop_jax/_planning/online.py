@@ -158,6 +158,12 @@ class _Executor:
     def run(
         self, most_steps: int, progress: Callable[[OpId], None] | None
     ) -> OnlineRun:
+        """Runs the whole workload, or up to what cannot be done.
+
+        Args:
+          most_steps: executions, repeats included, after which it gives up.
+          progress: called with each op of the workload once it has run.
+        """
         failure = None
         self.most_steps = most_steps
         try:
