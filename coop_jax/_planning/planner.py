@@ -19,13 +19,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from .eviction import LOOKAHEAD
+from .native_search import NativeSearch, library
 from .online import run_online
-from .refine import refine
+from .refine import LocalSearch
 from .retention import Retention
 from .search import Effort as Effort
 from .search import Planned as Planned
 from .search import Positions as Positions
-from .search import Search
 from .types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4
@@ -33,6 +33,9 @@ _ATTEMPTS = 10
 _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
+
+
+type AnySearch = NativeSearch | LocalSearch
 
 
 def plan(
@@ -59,22 +62,31 @@ def plan(
       schedule is only the last attempt's.
     """
     effort = effort or Effort()
-    search = Search(Retention(problem), pool, effort, is_packed)
-    found = search.result()
+    search = open_search(problem, pool, effort, is_packed)
+    found = search.at(program_order(problem))
     for found in _attempts(search, starts):
         if found.peak <= pool:
-            found = refine(search, found, effort)
+            found = search.refine(found, effort)
         if found.fits:
             break
     return found
 
 
-def _attempts(search: Search, starts: Sequence[Positions]) -> Iterator[Planned]:
+def open_search(
+    problem: Problem, pool: int, effort: Effort, is_packed: bool
+) -> AnySearch:
+    """A search by the native library, or by Python if that was not built."""
+    if library() is None:
+        return LocalSearch(Retention(problem), pool, effort, is_packed)
+    return NativeSearch(problem, pool, effort, is_packed)
+
+
+def _attempts(search: AnySearch, starts: Sequence[Positions]) -> Iterator[Planned]:
     """Schedules to refine: from known plans, from scratch, from the way down."""
     if starts:
         reached = [search.reach(start) for start in starts]
         yield min(reached, key=lambda each: (each.peak > search.pool, each.cost))
-    for seed in _seeds(search.state.problem, search.pool):
+    for seed in _seeds(search.problem, search.pool):
         search.moves_left = search.moves
         yield search.reach(seed)
     yield _descend(search, search.pool)
@@ -123,41 +135,39 @@ def smallest(
       is_packed: as for `plan`.
     """
     effort = effort or Effort()
-    state = Retention(problem)
-    search = Search(state, state.peak(), effort, is_packed)
+    search = open_search(problem, problem.fixed, effort, is_packed)
     best = known or _descend(search, _least(problem))
     best = _deepen(search, dataclasses.replace(best, fits=True), effort)
     search.pool, search.moves_left = best.size, search.moves
     # What is left of a long way down is seldom the cheapest way to be there.
     straight = search.reach(program_order(problem))
-    return refine(search, straight if straight.beats(best) else best, effort)
+    return search.refine(straight if straight.beats(best) else best, effort)
 
 
-def _deepen(search: Search, best: Planned, effort: Effort) -> Planned:
+def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
     """Goes further down, with refinement where only packing is in the way."""
     quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
     for _ in range(_ATTEMPTS):
         search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
         reached = search.reach(best.positions)
         if reached.peak <= search.pool:
-            reached = refine(search, reached, quick)
+            reached = search.refine(reached, quick)
         if not reached.fits:
             break
         best = reached
     return best
 
 
-def _descend(search: Search, target: int) -> Planned:
+def _descend(search: AnySearch, target: int) -> Planned:
     """The smallest schedule reached on the way down to `target` bytes.
 
     Goes down in strides, each from the last schedule or else from the program's own
     order; a stride that leads nowhere is halved.
     """
-    problem = search.state.problem
+    problem = search.problem
     moves = max(search.moves // 2, min(8 * len(problem.ops), search.moves))
     order = program_order(problem)
-    search.state.restore(order)
-    best, stride = search.result(), _FIRST_SHARE
+    best, stride = search.at(order), _FIRST_SHARE
     tried: set[tuple[Positions, int]] = set()
     for _ in range(_ATTEMPTS):
         search.pool = int(stride * best.size)
@@ -179,10 +189,7 @@ def _descend(search: Search, target: int) -> Planned:
 
 def _least(problem: Problem) -> int:
     """Bytes that no schedule goes below: the values that one op reads and writes."""
-    sizes = [
-        0 if problem.producer[v] < 0 else value.size
-        for v, value in enumerate(problem.values)
-    ]
+    sizes = problem.pool_sizes
     return max(
         (
             sum(sizes[v] for v in {*op.inputs, *op.outputs})

@@ -49,10 +49,7 @@ class Retention:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.length = length = len(problem.ops)
-        self.sizes = [
-            0 if problem.producer[v] < 0 else value.size
-            for v, value in enumerate(problem.values)
-        ]
+        self.sizes = problem.pool_sizes
         # Per op, the values that take bytes: most do not, and this is the inner loop.
         self._sized = [
             tuple(v for v in dict.fromkeys((*op.inputs, *op.outputs)) if self.sizes[v])
@@ -67,7 +64,7 @@ class Retention:
         self._through = np.zeros(length, np.int64)
         self._local = np.zeros(length, np.int64)
         self._dirty = set(range(length))
-        self._is_fixed, self._deadline = _movability(problem)
+        self._is_fixed, self._deadline = movability(problem)
         for k, op in enumerate(problem.ops):
             for v in op.inputs:
                 self.reads[v].append(k * length + k)
@@ -371,7 +368,7 @@ class Retention:
         return shared
 
 
-def _movability(problem: Problem) -> tuple[list[bool], list[int]]:
+def movability(problem: Problem) -> tuple[list[bool], list[int]]:
     """Per op: whether it must stay put, and the last position it may be repeated at.
 
     A repeat must come before the arguments it reads are overwritten (the paper's

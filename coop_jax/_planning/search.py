@@ -11,14 +11,14 @@ going rate of excess bytes per second. A value with no reader before the gap is 
 moved, which costs nothing.
 """
 
-import random
 from dataclasses import dataclass
 
 import numpy as np
 
 from .buffer_assignment import assign, schedule_buffers
 from .retention import Edit, Gap, Retention, Step
-from .types import OpId, Schedule
+from .splitmix import SplitMix
+from .types import OpId, Problem, Schedule
 
 _NEGLIGIBLE = 1 / 4096
 _MAX_CHAIN = 64
@@ -91,6 +91,11 @@ class Chain:
     stretches: bool
 
 
+def most_moves(problem: Problem, effort: Effort) -> int:
+    """Steps to try from a seed: compiling a small step is quick, so planning is too."""
+    return min(effort.moves, _LEAST_MOVES + _MOVES_PER_OP * len(problem.ops))
+
+
 class Relief:
     """How much excess a value of some size adds or takes away over a stretch."""
 
@@ -115,23 +120,28 @@ class Search:
       room: bytes that may be alive at once: less than `pool` where `is_packed`, by what
         packing was seen to lose.
       moves: steps tried at most from one seed.
+      moves_left: of these.
     """
 
     def __init__(
         self, state: Retention, pool: int, effort: Effort, is_packed: bool = False
     ) -> None:
         self.state = state
+        self.problem = state.problem
         self.pool = self.room = pool
         self.is_packed = is_packed
         self.minimum = max(1, int(state.peak() * _NEGLIGIBLE))
         self.tiny_cost = 1e-6 * state.cost + 1e-30
-        self.rng = random.Random(0)
-        # Compiling a small step takes less time, and so should planning it.
-        self.moves = min(effort.moves, _LEAST_MOVES + _MOVES_PER_OP * state.length)
-        self.moves_left = self.moves
+        self.rng = SplitMix()
+        self.moves = self.moves_left = most_moves(state.problem, effort)
         self.tabu: set[OpId] = set()
         self.relief = Relief(state.bytes_at, pool)
         self.rate = np.inf
+
+    def at(self, positions: Positions) -> Planned:
+        """The schedule at these positions."""
+        self.state.restore(positions)
+        return self.result()
 
     def reach(self, start: Positions) -> Planned:
         """Relieves a schedule until it is within the pool, then trims it.
@@ -195,7 +205,7 @@ class Search:
                 continue
             score = gain / self._least_cost(gap)
             if noise:
-                score *= self.rng.uniform(1 - noise, 1 + noise)
+                score *= self.rng.between(1 - noise, 1 + noise)
             ranked.append((score, gap))
         ranked.sort(key=lambda move: -move[0])
         return ranked

@@ -110,6 +110,14 @@ class Problem:
         object.__setattr__(self, "producer", tuple(producer))
 
     @property
+    def pool_sizes(self) -> list[int]:
+        """Per value, the bytes it takes in the pool; none for what no op writes."""
+        return [
+            0 if self.producer[v] < 0 else value.size
+            for v, value in enumerate(self.values)
+        ]
+
+    @property
     def program_order(self) -> Schedule:
         return tuple(range(len(self.ops)))
 

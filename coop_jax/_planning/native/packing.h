@@ -1,0 +1,17 @@
+// The size of the block that XLA packs a schedule's buffers into.
+#ifndef COOP_JAX_PLANNING_NATIVE_PACKING_H_
+#define COOP_JAX_PLANNING_NATIVE_PACKING_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "problem.h"
+
+namespace coop_jax {
+
+// The peak of `assign(schedule_buffers(problem, schedule))`, buffer_assignment.py.
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule);
+
+}  // namespace coop_jax
+
+#endif  // COOP_JAX_PLANNING_NATIVE_PACKING_H_

@@ -1,0 +1,381 @@
+#include "retention.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace coop_jax {
+namespace {
+
+template <class T>
+bool Contains(const std::vector<T>& sorted, T item) {
+  return std::binary_search(sorted.begin(), sorted.end(), item);
+}
+
+template <class T>
+void InsertSorted(std::vector<T>* sorted, T item) {
+  sorted->insert(std::upper_bound(sorted->begin(), sorted->end(), item), item);
+}
+
+template <class T>
+void EraseSorted(std::vector<T>* sorted, T item) {
+  sorted->erase(std::lower_bound(sorted->begin(), sorted->end(), item));
+}
+
+}  // namespace
+
+std::vector<OpId> ScheduleOf(const Positions& positions) {
+  std::vector<std::vector<OpId>> groups(positions.size());
+  for (size_t op = 0; op < positions.size(); ++op) {
+    for (int32_t position : positions[op]) {
+      groups[position].push_back(static_cast<OpId>(op));
+    }
+  }
+  std::vector<OpId> schedule;
+  for (const std::vector<OpId>& group : groups) {
+    schedule.insert(schedule.end(), group.begin(), group.end());
+  }
+  return schedule;
+}
+
+Retention::Retention(const Problem& problem)
+    : problem_(problem),
+      length_(problem.length()),
+      runs_(length_),
+      groups_(length_),
+      reads_(problem.sizes.size()),
+      segments_(problem.sizes.size()),
+      cost_(problem.cost),
+      bytes_at_(length_),
+      through_(length_),
+      local_(length_),
+      dirty_(length_),
+      is_dirty_(length_, true),
+      seen_(problem.sizes.size()) {
+  std::iota(dirty_.begin(), dirty_.end(), 0);
+  for (OpId k = 0; k < length_; ++k) {
+    runs_[k] = {k};
+    groups_[k] = {k};
+    for (ValueId v : problem.ops[k].inputs) reads_[v].push_back(Key(k, k));
+  }
+  for (size_t v = 0; v < problem.sizes.size(); ++v) {
+    if (problem.producer[v] < 0) continue;
+    if (problem.is_output[v]) reads_[v].push_back(Key(0, length_));
+    Refresh(static_cast<ValueId>(v));
+  }
+}
+
+const std::vector<int64_t>& Retention::bytes_at() {
+  Flush();
+  return bytes_at_;
+}
+
+bool Retention::MayRun(OpId op, int32_t position) const {
+  const Op& spec = problem_.ops[op];
+  if (spec.is_fixed || position <= op || position > spec.deadline) return false;
+  if (Contains(runs_[op], position)) return false;
+  const int64_t key = Key(op, position);
+  for (ValueId v : spec.inputs) {
+    const OpId producer = problem_.producer[v];
+    if (producer >= 0 && Key(producer, runs_[producer][0]) > key) return false;
+  }
+  return true;
+}
+
+int64_t Retention::LastAlive(ValueId value, int32_t position, OpId op) const {
+  const int64_t key = Key(op, position);
+  int64_t end = -1;
+  for (const auto& [start, stop] : segments_[value]) {
+    if (start >= key) break;
+    end = stop;
+  }
+  return end < 0 ? -1 : end / length_;
+}
+
+int64_t Retention::Overload(int64_t budget) {
+  Flush();
+  int64_t sum = 0;
+  for (int64_t bytes : bytes_at_) sum += std::max<int64_t>(bytes - budget, 0);
+  return sum;
+}
+
+int64_t Retention::Peak() {
+  Flush();
+  int64_t peak = 0;
+  for (int64_t bytes : bytes_at_) peak = std::max(peak, bytes);
+  return peak;
+}
+
+std::vector<Gap> Retention::Gaps(int64_t minimum) const {
+  std::vector<Gap> found;
+  for (size_t v = 0; v < segments_.size(); ++v) {
+    const OpId producer = problem_.producer[v];
+    if (producer < 0 || problem_.sizes[v] < minimum) continue;
+    const Op& op = problem_.ops[producer];
+    if (op.is_fixed) continue;
+    const int32_t last = std::min(op.deadline, length_ - 1);
+    const std::vector<int64_t>& reads = reads_[v];
+    auto read = reads.begin();
+    for (const auto& [start, stop] : segments_[v]) {
+      int32_t before = static_cast<int32_t>(start / length_);
+      read = std::upper_bound(read, reads.end(), start);
+      for (; read != reads.end() && *read <= stop; ++read) {
+        const int32_t at = static_cast<int32_t>(*read / length_);
+        if (at > before + 1 && at <= last) {
+          found.push_back({static_cast<ValueId>(v), before, at});
+        }
+        before = at;
+      }
+    }
+  }
+  return found;
+}
+
+std::vector<Step> Retention::Remats() const {
+  std::vector<Step> found;
+  for (OpId op = 0; op < length_; ++op) {
+    for (size_t i = 1; i < runs_[op].size(); ++i) found.push_back({op, runs_[op][i]});
+  }
+  return found;
+}
+
+bool Retention::HasRemats() const {
+  return std::any_of(runs_.begin(), runs_.end(),
+                     [](const auto& runs) { return runs.size() > 1; });
+}
+
+bool Retention::IsRemat(Step step) const {
+  const std::vector<int32_t>& runs = runs_[step.op];
+  return runs[0] != step.position && Contains(runs, step.position);
+}
+
+void Retention::Insert(OpId op, int32_t position, std::vector<Edit>* log) {
+  Apply({op, position, true});
+  log->push_back({op, position, true});
+}
+
+void Retention::Remove(OpId op, int32_t position, std::vector<Edit>* log) {
+  if (position == op) return;
+  if (runs_[op][0] == position) RunAtHome(op, log);
+  Delete(op, position, log);
+  std::vector<OpId> producers;
+  for (ValueId v : problem_.ops[op].inputs) {
+    if (problem_.producer[v] >= 0) producers.push_back(problem_.producer[v]);
+  }
+  Sweep(std::move(producers), log);
+}
+
+void Retention::Sweep(std::vector<OpId> todo, std::vector<Edit>* log) {
+  while (!todo.empty()) {
+    const OpId op = todo.back();
+    todo.pop_back();
+    if (problem_.ops[op].is_fixed || runs_[op].size() < 2) continue;
+    const std::vector<int32_t> runs = runs_[op];
+    for (int32_t position : runs) {
+      if (runs_[op].size() < 2 || !IsUnread(op, position)) continue;
+      Delete(op, position, log);
+      for (ValueId v : problem_.ops[op].inputs) {
+        if (problem_.producer[v] >= 0) todo.push_back(problem_.producer[v]);
+      }
+    }
+  }
+}
+
+void Retention::Undo(std::vector<Edit>* log) {
+  for (auto edit = log->rbegin(); edit != log->rend(); ++edit) {
+    Apply({edit->op, edit->position, !edit->is_added});
+  }
+  log->clear();
+}
+
+void Retention::Redo(const std::vector<Edit>& log) {
+  for (const Edit& edit : log) Apply(edit);
+}
+
+void Retention::Restore(const Positions& wanted) {
+  for (OpId op = 0; op < length_; ++op) {
+    const std::vector<int32_t> present = runs_[op];
+    if (present == wanted[op]) continue;
+    for (int32_t position : present) {
+      if (!Contains(wanted[op], position)) Apply({op, position, false});
+    }
+    for (int32_t position : wanted[op]) {
+      if (!Contains(present, position)) Apply({op, position, true});
+    }
+  }
+}
+
+void Retention::Flush() {
+  if (dirty_.empty()) return;
+  for (int32_t position : dirty_) {
+    local_[position] = GroupPeak(position);
+    is_dirty_[position] = false;
+  }
+  dirty_.clear();
+  for (int32_t k = 0; k < length_; ++k) bytes_at_[k] = through_[k] + local_[k];
+}
+
+void Retention::MarkDirty(int32_t position) {
+  if (is_dirty_[position]) return;
+  is_dirty_[position] = true;
+  dirty_.push_back(position);
+}
+
+void Retention::RunAtHome(OpId op, std::vector<Edit>* log) {
+  std::vector<OpId> todo = {op};
+  while (!todo.empty()) {
+    const OpId k = todo.back();
+    todo.pop_back();
+    if (runs_[k][0] == k) continue;
+    Insert(k, k, log);
+    for (ValueId v : problem_.ops[k].inputs) {
+      const OpId p = problem_.producer[v];
+      if (p >= 0 && Key(p, runs_[p][0]) > Key(k, k)) todo.push_back(p);
+    }
+  }
+}
+
+void Retention::Delete(OpId op, int32_t position, std::vector<Edit>* log) {
+  Apply({op, position, false});
+  log->push_back({op, position, false});
+}
+
+bool Retention::IsUnread(OpId op, int32_t position) const {
+  const int64_t key = Key(op, position);
+  for (ValueId v : problem_.ops[op].outputs) {
+    for (const auto& [start, stop] : segments_[v]) {
+      if (start == key && stop != key) return false;
+    }
+  }
+  return true;
+}
+
+void Retention::Apply(const Edit& edit) {
+  const Op& spec = problem_.ops[edit.op];
+  const int64_t key = Key(edit.op, edit.position);
+  if (edit.is_added) {
+    InsertSorted(&runs_[edit.op], edit.position);
+    InsertSorted(&groups_[edit.position], edit.op);
+    cost_ += spec.cost;
+  } else {
+    EraseSorted(&runs_[edit.op], edit.position);
+    EraseSorted(&groups_[edit.position], edit.op);
+    cost_ -= spec.cost;
+  }
+  MarkDirty(edit.position);
+  for (ValueId v : spec.outputs) Refresh(v);
+  for (ValueId v : spec.inputs) {
+    if (problem_.producer[v] < 0) continue;
+    if (edit.is_added) {
+      InsertSorted(&reads_[v], key);
+    } else {
+      EraseSorted(&reads_[v], key);
+    }
+    Refresh(v);
+  }
+}
+
+void Retention::Refresh(ValueId value) {
+  std::vector<Segment>& old = segments_[value];
+  FindSegments(value, &new_segments_);
+  if (old == new_segments_) return;
+  const int64_t size = problem_.sizes[value];
+  if (size) {
+    const auto is_in = [](const std::vector<Segment>& all, const Segment& one) {
+      return std::find(all.begin(), all.end(), one) != all.end();
+    };
+    for (const Segment& one : old) {
+      if (!is_in(new_segments_, one)) Book(one, -size);
+    }
+    for (const Segment& one : new_segments_) {
+      if (!is_in(old, one)) Book(one, size);
+    }
+  }
+  old = new_segments_;
+}
+
+void Retention::FindSegments(ValueId value, std::vector<Segment>* found) const {
+  const OpId producer = problem_.producer[value];
+  const std::vector<int32_t>& runs = runs_[producer];
+  const std::vector<int64_t>& reads = reads_[value];
+  found->clear();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const int64_t start = Key(producer, runs[i]);
+    auto last = reads.end();
+    if (i + 1 < runs.size()) {
+      last = std::lower_bound(reads.begin(), reads.end(), Key(producer, runs[i + 1]));
+    }
+    const int64_t stop = last == reads.begin() ? start : *(last - 1);
+    found->push_back({start, std::max(start, stop)});
+  }
+}
+
+void Retention::Book(const Segment& segment, int64_t size) {
+  const int32_t first = static_cast<int32_t>(segment.first / length_);
+  const int32_t last = static_cast<int32_t>(segment.second / length_);
+  for (int32_t k = first + 1; k < last; ++k) through_[k] += size;
+  MarkDirty(first);
+  if (last < length_) MarkDirty(last);
+}
+
+// Peak of the values that begin or end while `position` runs.
+int64_t Retention::GroupPeak(int32_t position) {
+  const std::vector<OpId>& group = groups_[position];
+  const int64_t low = Key(0, position), high = low + length_;
+  born_.assign(group.size(), 0);
+  dying_.assign(group.size(), 0);
+  const auto index = [&](int64_t key) {
+    const OpId op = static_cast<OpId>(key - low);
+    return std::lower_bound(group.begin(), group.end(), op) - group.begin();
+  };
+  ++stamp_;
+  int64_t live = 0;
+  for (OpId k : group) {
+    for (ValueId v : problem_.ops[k].sized) {
+      if (seen_[v] == stamp_) continue;
+      seen_[v] = stamp_;
+      const int64_t size = problem_.sizes[v];
+      for (const auto& [start, stop] : segments_[v]) {
+        if (start >= high) break;
+        if (stop < low) continue;
+        if (start >= low) {
+          born_[index(start)] += size;
+        } else if (stop < high) {
+          live += size;
+        }
+        if (stop < high) dying_[index(stop)] += size;
+      }
+    }
+  }
+  int64_t peak = live;
+  for (size_t i = 0; i < group.size(); ++i) {
+    const bool is_shared = born_[i] && dying_[i];
+    const int64_t shared = is_shared ? HandedOver(group[i], low + group[i]) : 0;
+    const int64_t during = live + born_[i] - shared;
+    peak = std::max(peak, during + problem_.ops[group[i]].workspace);
+    live += born_[i] - dying_[i];
+  }
+  return peak;
+}
+
+// Bytes that outputs of this step take over from inputs that die here.
+int64_t Retention::HandedOver(OpId op, int64_t key) const {
+  const auto& pairs = problem_.ops[op].in_place;
+  int64_t shared = 0;
+  std::vector<ValueId> taken;
+  for (const auto& [source, target] : pairs) {
+    const auto is_taken = [&](ValueId v) {
+      return std::find(taken.begin(), taken.end(), v) != taken.end();
+    };
+    if (is_taken(source) || is_taken(target)) continue;
+    const auto& segments = segments_[source];
+    if (std::any_of(segments.begin(), segments.end(),
+                    [key](const Segment& one) { return one.second == key; })) {
+      shared += problem_.sizes[target];
+      taken.push_back(source);
+      taken.push_back(target);
+    }
+  }
+  return shared;
+}
+
+}  // namespace coop_jax

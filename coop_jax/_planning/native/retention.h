@@ -1,0 +1,104 @@
+// Which values are alive when, kept up to date while recomputations come and go.
+//
+// The same class as in retention.py, where the words are explained, step by step: both
+// give the same answers to the last bit, and tests hold them to it.
+#ifndef COOP_JAX_PLANNING_NATIVE_RETENTION_H_
+#define COOP_JAX_PLANNING_NATIVE_RETENTION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "problem.h"
+
+namespace coop_jax {
+
+// An op and the position it runs at.
+struct Step {
+  OpId op;
+  int32_t position;
+
+  bool operator==(const Step& other) const {
+    return op == other.op && position == other.position;
+  }
+};
+
+// One step added to or removed from the schedule.
+struct Edit {
+  OpId op;
+  int32_t position;
+  bool is_added;
+};
+
+// A value kept from position `start` to `end` without being read between.
+struct Gap {
+  ValueId value;
+  int32_t start;
+  int32_t end;
+};
+
+class Retention {
+ public:
+  explicit Retention(const Problem& problem);
+
+  const Problem& problem() const { return problem_; }
+  const Positions& runs() const { return runs_; }
+  double cost() const { return cost_; }
+  // The peak while each position runs, bytes.
+  const std::vector<int64_t>& bytes_at();
+
+  bool MayRun(OpId op, int32_t position) const;
+  int64_t LastAlive(ValueId value, int32_t position, OpId op) const;
+  int64_t Overload(int64_t budget);
+  int64_t Peak();
+  std::vector<Gap> Gaps(int64_t minimum) const;
+  std::vector<Step> Remats() const;
+  bool HasRemats() const;
+  bool IsRemat(Step step) const;
+
+  void Insert(OpId op, int32_t position, std::vector<Edit>* log);
+  void Remove(OpId op, int32_t position, std::vector<Edit>* log);
+  void Sweep(std::vector<OpId> ops, std::vector<Edit>* log);
+  void Undo(std::vector<Edit>* log);
+  void Redo(const std::vector<Edit>& log);
+  void Restore(const Positions& wanted);
+
+ private:
+  using Segment = std::pair<int64_t, int64_t>;
+
+  int64_t Key(OpId op, int32_t position) const {
+    return static_cast<int64_t>(position) * length_ + op;
+  }
+  void Flush();
+  void MarkDirty(int32_t position);
+  void RunAtHome(OpId op, std::vector<Edit>* log);
+  void Delete(OpId op, int32_t position, std::vector<Edit>* log);
+  bool IsUnread(OpId op, int32_t position) const;
+  void Apply(const Edit& edit);
+  void Refresh(ValueId value);
+  void FindSegments(ValueId value, std::vector<Segment>* found) const;
+  void Book(const Segment& segment, int64_t size);
+  int64_t GroupPeak(int32_t position);
+  int64_t HandedOver(OpId op, int64_t key) const;
+
+  const Problem& problem_;
+  const int32_t length_;
+  Positions runs_;
+  std::vector<std::vector<OpId>> groups_;
+  std::vector<std::vector<int64_t>> reads_;
+  std::vector<std::vector<Segment>> segments_;
+  double cost_;
+  std::vector<int64_t> bytes_at_;
+  std::vector<int64_t> through_;
+  std::vector<int64_t> local_;
+  std::vector<int32_t> dirty_;
+  std::vector<bool> is_dirty_;
+  // Kept between calls for their memory.
+  std::vector<Segment> new_segments_;
+  std::vector<int64_t> born_, dying_;
+  std::vector<int32_t> seen_;
+  int32_t stamp_ = 0;
+};
+
+}  // namespace coop_jax
+
+#endif  // COOP_JAX_PLANNING_NATIVE_RETENTION_H_

@@ -1,0 +1,289 @@
+#include "search.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "packing.h"
+
+namespace coop_jax {
+namespace {
+
+constexpr double kNegligible = 1.0 / 4096;
+constexpr size_t kMaxChain = 64;
+constexpr int kProbes = 12;
+constexpr double kNearBest = 0.7;
+constexpr int kMostPackings = 6;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+bool Planned::Beats(const Planned& other) const {
+  if (fits && other.fits) return cost < other.cost;
+  return fits || (!other.fits && size < other.size);
+}
+
+Relief::Relief(const std::vector<int64_t>& sizes, int32_t length)
+    : number_(sizes.size()), excess_(length) {
+  std::vector<int64_t> different = sizes;
+  std::sort(different.begin(), different.end());
+  different.erase(std::unique(different.begin(), different.end()), different.end());
+  for (size_t v = 0; v < sizes.size(); ++v) {
+    const auto found = std::lower_bound(different.begin(), different.end(), sizes[v]);
+    number_[v] = static_cast<int32_t>(found - different.begin());
+  }
+  for (int64_t size : different) prefixes_.push_back({size, 0, {}});
+}
+
+void Relief::Reset(const std::vector<int64_t>& bytes_at, int64_t pool) {
+  for (size_t k = 0; k < excess_.size(); ++k) {
+    excess_[k] = std::max<int64_t>(bytes_at[k] - pool, 0);
+  }
+  ++round_;
+}
+
+int64_t Relief::Of(ValueId value, int32_t start, int32_t end) {
+  Prefix& prefix = prefixes_[number_[value]];
+  if (prefix.round != round_) {
+    prefix.round = round_;
+    prefix.sums.resize(excess_.size() + 1);
+    int64_t sum = prefix.sums[0] = 0;
+    for (size_t k = 0; k < excess_.size(); ++k) {
+      prefix.sums[k + 1] = sum += std::min(excess_[k], prefix.size);
+    }
+  }
+  return prefix.sums[end] - prefix.sums[start];
+}
+
+Search::Search(Problem problem, bool is_packed)
+    : problem_(std::move(problem)),
+      is_packed_(is_packed),
+      state_(problem_),
+      relief_(problem_.sizes, problem_.length()),
+      tiny_cost_(1e-6 * state_.cost() + 1e-30),
+      tabu_(problem_.ops.size()),
+      in_chain_(problem_.ops.size()) {
+  const double negligible = static_cast<double>(state_.Peak()) * kNegligible;
+  minimum_ = std::max<int64_t>(1, static_cast<int64_t>(negligible));
+}
+
+void Search::Set(const Settings& settings) {
+  pool_ = settings.pool;
+  moves_left_ = settings.moves_left;
+}
+
+Planned Search::At(const Positions& positions) {
+  state_.Restore(positions);
+  return Result();
+}
+
+Planned Search::Reach(const Positions& start) {
+  state_.Restore(start);
+  room_ = pool_;
+  Planned best;
+  bool has_best = false;
+  for (int packing = 0; packing < kMostPackings; ++packing) {
+    if (!Relieve(0)) break;
+    Planned dearer = Result();
+    Trim();
+    Planned found = Result();
+    if (!has_best || dearer.Beats(best)) best = std::move(dearer);
+    has_best = true;
+    if (found.Beats(best)) best = found;
+    if (found.fits) break;
+    room_ -= found.size - pool_;
+  }
+  return has_best ? best : Result();
+}
+
+Planned Search::Result() {
+  Planned found;
+  found.positions = state_.runs();
+  found.peak = found.size = state_.Peak();
+  if (is_packed_) found.size = PackedSize(problem_, ScheduleOf(state_.runs()));
+  found.cost = state_.cost();
+  found.fits = found.size <= pool_;
+  return found;
+}
+
+// Relieve: from over the pool to within it
+
+bool Search::Relieve(double noise) {
+  while (const int64_t excess = state_.Overload(room_)) {
+    if (moves_left_ <= 0) return false;
+    const std::vector<Move> moves = Rank(noise);
+    if (!Take(moves, excess)) {
+      rate_ = 0;
+      if (!Take(moves, excess)) return false;
+    }
+  }
+  return true;
+}
+
+// Gaps over the excess with a bound on bytes per second, best first.
+std::vector<Search::Move> Search::Rank(double noise) {
+  relief_.Reset(state_.bytes_at(), room_);
+  std::vector<Move> ranked;
+  for (const Gap& gap : state_.Gaps(minimum_)) {
+    const int64_t gain = relief_.Of(gap.value, gap.start + 1, gap.end);
+    if (!gain || tabu_[problem_.producer[gap.value]]) continue;
+    double score = static_cast<double>(gain) / LeastCost(gap);
+    if (noise) score *= random_.Between(1 - noise, 1 + noise);
+    ranked.push_back({score, gap});
+  }
+  std::stable_sort(ranked.begin(), ranked.end(), [](const Move& a, const Move& b) {
+    return a.score > b.score;
+  });
+  return ranked;
+}
+
+// Seconds of the producer, or nothing if it would only move.
+double Search::LeastCost(const Gap& gap) const {
+  const OpId producer = problem_.producer[gap.value];
+  const Op& op = problem_.ops[producer];
+  const std::vector<int32_t>& runs = state_.runs()[producer];
+  const bool only_moves = op.outputs.size() == 1 &&
+                          std::binary_search(runs.begin(), runs.end(), gap.start);
+  return std::max(op.cost - (only_moves ? op.cost : 0.0), tiny_cost_);
+}
+
+// Takes the best move, then others in order while they come near it.
+bool Search::Take(const std::vector<Move>& moves, int64_t excess) {
+  const Variant best = Probe(moves, excess);
+  if (best.edits.empty()) return false;
+  state_.Redo(best.edits);
+  rate_ = best.score * kNearBest;
+  int failures = 0;
+  for (const Move& move : moves) {
+    excess = state_.Overload(room_);
+    if (move.score < best.score * kNearBest || failures > kProbes || excess == 0) {
+      break;
+    }
+    const Variant next = BestVariant(move.gap, excess, best.score * kNearBest);
+    state_.Redo(next.edits);
+    failures = next.edits.empty() ? failures + 1 : 0;
+  }
+  return true;
+}
+
+// The best true rate among the most promising moves, with its edits.
+Search::Variant Search::Probe(const std::vector<Move>& moves, int64_t excess) {
+  Variant best{0, {}};
+  int helpful = 0;
+  for (const Move& move : moves) {
+    if (move.score <= best.score || helpful >= kProbes) break;
+    Variant next = BestVariant(move.gap, excess, best.score);
+    if (next.edits.empty()) continue;
+    best = std::move(next);
+    ++helpful;
+  }
+  return best;
+}
+
+// The best way to drop this gap: (bytes per second, edits) if above `floor`.
+Search::Variant Search::BestVariant(const Gap& gap, int64_t excess, double floor) {
+  Variant best{floor, {}};
+  const auto consider = [&](const Chain& chain) {
+    if (chain.steps.empty() || chain.estimate < best.score * kNearBest) return;
+    Variant next = Try(chain.steps, excess);
+    const bool is_first = next.score == best.score && best.score > 0;
+    if (next.score > best.score || (is_first && best.edits.empty())) {
+      best = std::move(next);
+    }
+  };
+  const Chain kept = FindChain(gap, kInfinity);
+  Chain again;
+  if (kept.stretches) again = FindChain(gap, rate_);
+  consider(kept);
+  if (kept.stretches && !(again.steps == kept.steps)) consider(again);
+  return best;
+}
+
+// Steps that recompute the gap's value at its end.
+Search::Chain Search::FindChain(const Gap& gap, double rate) {
+  const OpId op = problem_.producer[gap.value];
+  const int32_t position = gap.end;
+  Chain chain{{}, 0, false};
+  if (tabu_[op] || !state_.MayRun(op, position)) return chain;
+  int64_t gain = relief_.Of(gap.value, gap.start + 1, position);
+  double cost = LeastCost(gap);
+  std::vector<OpId> steps = {op}, todo = {op};
+  in_chain_[op] = ++stamp_;
+  while (!todo.empty()) {
+    const OpId reader = todo.back();
+    todo.pop_back();
+    for (ValueId v : problem_.ops[reader].inputs) {
+      const OpId producer = problem_.producer[v];
+      if (problem_.sizes[v] < minimum_ || in_chain_[producer] == stamp_) continue;
+      const auto alive =
+          static_cast<int32_t>(state_.LastAlive(v, position, producer + 1));
+      if (alive >= position) continue;
+      const int64_t kept = relief_.Of(v, alive + 1, position);
+      const double again = problem_.ops[producer].cost;
+      chain.stretches |= kept > 0;
+      if (static_cast<double>(kept) > rate * again &&
+          MayChain(producer, position, steps.size())) {
+        in_chain_[producer] = stamp_;
+        steps.push_back(producer);
+        todo.push_back(producer);
+        cost += again;
+      } else {
+        gain -= kept;
+      }
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  for (OpId k : steps) chain.steps.push_back({k, position});
+  chain.estimate = static_cast<double>(gain) / cost;
+  return chain;
+}
+
+bool Search::MayChain(OpId op, int32_t position, size_t steps) const {
+  return steps < kMaxChain && !tabu_[op] && state_.MayRun(op, position);
+}
+
+// Applies and undoes the steps. Returns excess bytes taken away per second.
+Search::Variant Search::Try(const std::vector<Step>& steps, int64_t excess) {
+  const double before = state_.cost();
+  moves_left_ -= static_cast<int64_t>(steps.size());
+  std::vector<Edit> log;
+  std::vector<OpId> ops;
+  for (const Step& step : steps) {
+    state_.Insert(step.op, step.position, &log);
+    ops.push_back(step.op);
+  }
+  state_.Sweep(std::move(ops), &log);
+  const int64_t gain = excess - state_.Overload(room_);
+  const double cost = std::max(state_.cost() - before, tiny_cost_);
+  Variant found{static_cast<double>(gain) / cost, log};
+  state_.Undo(&log);
+  return found;
+}
+
+// Trim: take back what is not needed
+
+void Search::Trim() {
+  bool is_improved = true;
+  while (is_improved) {
+    is_improved = false;
+    std::vector<Step> remats = state_.Remats();
+    const auto key = [&](const Step& step) {
+      return std::make_tuple(problem_.ops[step.op].cost, step.op, step.position);
+    };
+    std::sort(remats.begin(), remats.end(),
+              [&](const Step& a, const Step& b) { return key(a) > key(b); });
+    for (const Step& step : remats) is_improved |= TakeBack(step);
+  }
+}
+
+bool Search::TakeBack(const Step& step) {
+  if (!state_.IsRemat(step)) return false;
+  const double before = state_.cost();
+  std::vector<Edit> log;
+  state_.Remove(step.op, step.position, &log);
+  if (state_.cost() < before && state_.Overload(room_) == 0) return true;
+  state_.Undo(&log);
+  return false;
+}
+
+}  // namespace coop_jax

@@ -1,0 +1,125 @@
+// Moves that fit a schedule into a pool and make it cheaper: search.py and refine.py,
+// where the words and the reasons are, to the last bit.
+#ifndef COOP_JAX_PLANNING_NATIVE_SEARCH_H_
+#define COOP_JAX_PLANNING_NATIVE_SEARCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "problem.h"
+#include "splitmix.h"
+#include "retention.h"
+
+namespace coop_jax {
+
+struct Planned {
+  Positions positions;
+  int64_t peak = 0;
+  int64_t size = 0;
+  double cost = 0;
+  bool fits = false;
+
+  bool Beats(const Planned& other) const;
+};
+
+// How much excess a value of some size adds or takes away over a stretch.
+class Relief {
+ public:
+  // Sizes are told apart by their number among the different ones.
+  Relief(const std::vector<int64_t>& sizes, int32_t length);
+
+  void Reset(const std::vector<int64_t>& bytes_at, int64_t pool);
+
+  // Sum over positions [start, end) of the excess that the value's bytes cover.
+  int64_t Of(ValueId value, int32_t start, int32_t end);
+
+ private:
+  struct Prefix {
+    int64_t size;
+    int64_t round;
+    std::vector<int64_t> sums;
+  };
+
+  std::vector<int32_t> number_;
+  std::vector<Prefix> prefixes_;
+  std::vector<int64_t> excess_;
+  int64_t round_ = 0;
+};
+
+class Search {
+ public:
+  struct Settings {
+    int64_t pool;
+    int64_t moves_left;
+  };
+
+  Search(Problem problem, bool is_packed);
+  Search(const Search&) = delete;
+  Search& operator=(const Search&) = delete;
+
+  void Set(const Settings& settings);
+  int64_t moves_left() const { return moves_left_; }
+  const Problem& problem() const { return problem_; }
+
+  // The schedule at these positions.
+  Planned At(const Positions& positions);
+  // Relieves a schedule until it is within the pool, then trims it.
+  Planned Reach(const Positions& start);
+  // The cheapest schedule found around one whose live bytes fit.
+  Planned Refine(const Planned& start, int64_t rounds, double seconds);
+
+ private:
+  struct Move {
+    double score;
+    Gap gap;
+  };
+  struct Chain {
+    std::vector<Step> steps;
+    double estimate;
+    bool stretches;
+  };
+  struct Variant {
+    double score;
+    std::vector<Edit> edits;
+  };
+
+  Planned Result();
+  bool Relieve(double noise);
+  std::vector<Move> Rank(double noise);
+  double LeastCost(const Gap& gap) const;
+  bool Take(const std::vector<Move>& moves, int64_t excess);
+  Variant Probe(const std::vector<Move>& moves, int64_t excess);
+  Variant BestVariant(const Gap& gap, int64_t excess, double floor);
+  Chain FindChain(const Gap& gap, double rate);
+  bool MayChain(OpId op, int32_t position, size_t steps) const;
+  Variant Try(const std::vector<Step>& steps, int64_t excess);
+  void Trim();
+  bool TakeBack(const Step& step);
+
+  void MakeRoom(const Planned& found);
+  bool LeaveAndReturn(double depth);
+  void TearOut(const std::vector<Step>& remats);
+
+  const Problem problem_;
+  const bool is_packed_;
+  Retention state_;
+  Relief relief_;
+  SplitMix random_;
+  int64_t pool_ = 0;
+  int64_t room_ = 0;
+  int64_t moves_left_ = 0;
+  int64_t minimum_;
+  double tiny_cost_;
+  double rate_ = std::numeric_limits<double>::infinity();
+  std::vector<bool> tabu_;
+  bool has_tabu_ = false;
+  // Kept between calls for their memory.
+  std::vector<int32_t> in_chain_;
+  int32_t stamp_ = 0;
+};
+
+}  // namespace coop_jax
+
+#endif  // COOP_JAX_PLANNING_NATIVE_SEARCH_H_

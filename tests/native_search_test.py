@@ -1,0 +1,111 @@
+"""The planner's inner loop in C++, against the same in Python."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from retention_test import BY_EYE
+from validate_test import random_problem
+
+from coop_jax._planning import native_search, planner
+from coop_jax._planning.native_search import NativeSearch
+from coop_jax._planning.planner import plan, program_order, smallest
+from coop_jax._planning.refine import LocalSearch
+from coop_jax._planning.retention import Retention
+from coop_jax._planning.search import Effort, Planned
+from coop_jax._planning.types import Problem
+
+# A library built otherwise, such as with sanitizers.
+if "COOP_JAX_TEST_PLANNER" in os.environ:
+    native_search.LIBRARY = Path(os.environ["COOP_JAX_TEST_PLANNER"])
+
+pytestmark = pytest.mark.skipif(
+    not native_search.LIBRARY.exists(),
+    reason="the native library was not built: it needs a C++ compiler",
+)
+
+EFFORT = Effort(rounds=4, moves=400)
+seeds = st.integers(0, 2**32)
+
+
+def both(
+    problem: Problem, pool: int, is_packed: bool
+) -> tuple[NativeSearch, LocalSearch]:
+    return (
+        NativeSearch(problem, pool, EFFORT, is_packed),
+        LocalSearch(Retention(problem), pool, EFFORT, is_packed),
+    )
+
+
+def test_by_eye() -> None:
+    # `big` (8) is alive beside the 4 + 5 of `grad`: 19 with `small`. Without it 11.
+    native, python = both(BY_EYE, 14, is_packed=False)
+    order = program_order(BY_EYE)
+    assert native.at(order) == python.at(order)
+    assert native.at(order).peak == 19
+    found = native.reach(order)
+    assert found.schedule == (0, 1, 2, 0, 3)
+    assert found == python.reach(order)
+    assert found.fits and found.cost == 9.0
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@settings(deadline=None, max_examples=30)
+@given(seeds, st.integers(1, 60), st.sampled_from((1, 64)))
+def test_every_step_is_the_same(
+    is_packed: bool, seed: int, length: int, alignment: int
+) -> None:
+    problem = random_problem(seed, length, alignment)
+    native, python = both(problem, 0, is_packed)
+    order = program_order(problem)
+    start = native.at(order)
+    assert start == python.at(order)
+    for share in (0.9, 0.6, 0.3):
+        native.pool = python.pool = int(share * start.size)
+        native.moves_left = python.moves_left = native.moves
+        reached = native.reach(start.positions)
+        assert reached == python.reach(start.positions)
+        assert native.moves_left == python.moves_left
+        if reached.peak <= native.pool:
+            start = native.refine(reached, EFFORT)
+            assert start == python.refine(reached, EFFORT)
+            assert native.moves_left == python.moves_left
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Planned]) -> Planned:
+    with monkeypatch.context() as patched:
+        patched.setattr(planner, "library", lambda: None)
+        return call()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(seed, 80)
+    pool = int(0.6 * Retention(problem).peak())
+    for call in (
+        lambda: plan(problem, pool, EFFORT, is_packed=True),
+        lambda: smallest(problem, EFFORT, is_packed=True),
+    ):
+        assert call() == in_python(monkeypatch, call)
+
+
+def test_no_ops() -> None:
+    problem = Problem((), ())
+    assert plan(problem, 0).schedule == ()
+
+
+def test_without_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native_search, "LIBRARY", tmp_path / "lib.so")
+    native_search.library.cache_clear()
+    with caplog.at_level(logging.WARNING, "coop_jax"):
+        assert plan(BY_EYE, 14).fits
+        assert plan(BY_EYE, 14).fits
+    native_search.library.cache_clear()
+    said = [record.message for record in caplog.records]
+    assert len(said) == 1 and "planning in Python" in said[0]
