@@ -106,9 +106,10 @@ class NativeSearch:
         """The schedule at these positions."""
         return self._call(self._library.coop_jax_search_at, positions)
 
-    def reach(self, start: Positions) -> Planned:
+    def reach(self, start: Positions, noise: float = 0.0) -> Planned:
         """Relieves a schedule until it is within the pool, then trims it."""
-        return self._call(self._library.coop_jax_search_reach, start)
+        reach = self._library.coop_jax_search_reach
+        return self._call(reach, start, None, ctypes.c_double(noise))
 
     def refine(self, start: Planned, effort: Effort) -> Planned:
         """The cheapest schedule found around one that fits, but for packing."""

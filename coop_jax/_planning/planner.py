@@ -16,7 +16,9 @@ extreme case.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, reduce
+from itertools import chain
 
 from .eviction import LOOKAHEAD
 from .native_search import NativeSearch, library
@@ -33,6 +35,9 @@ _ATTEMPTS = 10
 _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
+_NOISY_WAYS = 4
+_NOISE = 0.3
+_NEARLY_FREE = 1.0005
 
 
 type AnySearch = NativeSearch | LocalSearch
@@ -64,7 +69,7 @@ def plan(
     effort = effort or Effort()
     search = open_search(problem, pool, effort, is_packed)
     found = search.at(program_order(problem))
-    for found in _attempts(search, starts):
+    for found in _attempts(search, starts, effort):
         if found.peak <= pool:
             found = search.refine(found, effort)
         if found.fits:
@@ -81,15 +86,42 @@ def open_search(
     return NativeSearch(problem, pool, effort, is_packed)
 
 
-def _attempts(search: AnySearch, starts: Sequence[Positions]) -> Iterator[Planned]:
-    """Schedules to refine: from known plans, from scratch, from the way down."""
+def _attempts(
+    search: AnySearch, starts: Sequence[Positions], effort: Effort
+) -> Iterator[Planned]:
+    """Schedules to refine: the best from known plans, then the best from scratch."""
     if starts:
-        reached = [search.reach(start) for start in starts]
-        yield min(reached, key=lambda each: (each.peak > search.pool, each.cost))
-    for seed in _seeds(search.problem, search.pool):
+        yield _best(search.reach(start) for start in starts)
+    ways = chain(_ways(search), [partial(_descend, search, search.pool)])
+    yield _best(_refined(search, ways, effort))
+
+
+def _refined(
+    search: AnySearch, ways: Iterable[Callable[[], Planned]], effort: Effort
+) -> Iterator[Planned]:
+    """Where each of the ways leads, and a little refinement."""
+    quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
+    least = search.problem.cost(search.problem.program_order)
+    for reach in ways:
         search.moves_left = search.moves
-        yield search.reach(seed)
-    yield _descend(search, search.pool)
+        found = reach()
+        if found.peak <= search.pool:
+            found = search.refine(found, quick)
+        yield found
+        if found.fits and found.cost <= least * _NEARLY_FREE:
+            break
+
+
+def _ways(search: AnySearch) -> Iterator[Callable[[], Planned]]:
+    """From the seeds, and from the program's order again, a little at random."""
+    for seed in _seeds(search.problem, search.pool):
+        yield partial(search.reach, seed)
+    for _ in range(_NOISY_WAYS):
+        yield partial(search.reach, program_order(search.problem), _NOISE)
+
+
+def _best(found: Iterable[Planned]) -> Planned:
+    return reduce(lambda best, next_: next_ if next_.beats(best) else best, found)
 
 
 def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
@@ -138,10 +170,11 @@ def smallest(
     search = open_search(problem, problem.fixed, effort, is_packed)
     best = known or _descend(search, _least(problem))
     best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-    search.pool, search.moves_left = best.size, search.moves
+    search.pool = best.size
     # What is left of a long way down is seldom the cheapest way to be there.
-    straight = search.reach(program_order(problem))
-    return search.refine(straight if straight.beats(best) else best, effort)
+    best = _best(chain([best], _refined(search, _ways(search), effort)))
+    search.moves_left = search.moves
+    return search.refine(best, effort)
 
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:

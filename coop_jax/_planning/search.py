@@ -143,7 +143,7 @@ class Search:
         self.state.restore(positions)
         return self.result()
 
-    def reach(self, start: Positions) -> Planned:
+    def reach(self, start: Positions, noise: float = 0.0) -> Planned:
         """Relieves a schedule until it is within the pool, then trims it.
 
         What packing loses may still be too much.
@@ -152,7 +152,7 @@ class Search:
         self.room = self.pool
         best: Planned | None = None
         for _ in range(_MOST_PACKINGS):
-            if not self.relieve():
+            if not self.relieve(noise):
                 break
             dearer = self.result()
             self.trim()

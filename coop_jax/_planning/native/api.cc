@@ -139,11 +139,11 @@ COOP_EXPORT void coop_jax_search_at(void* session, Limits* limits,
 }
 
 COOP_EXPORT void coop_jax_search_reach(void* session, Limits* limits,
-                                       const PlannedArrays* start,
+                                       const PlannedArrays* start, double noise,
                                        PlannedArrays* found) {
   static_cast<Session*>(session)->Run(
-      limits, *start, found, [](coop_jax::Search* search, const Planned& start) {
-        return search->Reach(start.positions);
+      limits, *start, found, [noise](coop_jax::Search* search, const Planned& start) {
+        return search->Reach(start.positions, noise);
       });
 }
 

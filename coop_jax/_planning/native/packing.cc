@@ -77,58 +77,87 @@ std::vector<Buffer> ScheduleBuffers(const Problem& problem,
   return found;
 }
 
-// Placed buffers by when they are alive. A buffer is found by the position it starts
-// at, and in the nodes of a segment tree that together cover its range.
-class Placed {
+using Chunk = std::pair<int64_t, int64_t>;  // first byte, last byte + 1
+
+// Adds a chunk to the union of others, which is sorted and without overlaps.
+void Unite(std::vector<Chunk>* chunks, Chunk added) {
+  const auto first = std::lower_bound(
+      chunks->begin(), chunks->end(), added.first,
+      [](const Chunk& chunk, int64_t low) { return chunk.second < low; });
+  auto last = first;
+  for (; last != chunks->end() && last->first <= added.second; ++last) {
+    added.first = std::min(added.first, last->first);
+    added.second = std::max(added.second, last->second);
+  }
+  if (first == last) {
+    chunks->insert(first, added);
+  } else {
+    *first = added;
+    chunks->erase(first + 1, last);
+  }
+}
+
+// Which bytes are taken when: a segment tree over positions. What is packed lies close
+// together, so that the unions that it keeps are short.
+class Occupied {
  public:
-  Placed(const std::vector<Buffer>& buffers, int32_t positions)
-      : buffers_(buffers), starts_(positions) {
+  explicit Occupied(int32_t positions) {
     while (leaves_ < positions) leaves_ *= 2;
-    covers_.resize(2 * leaves_);
+    nodes_.resize(2 * leaves_);
   }
 
-  void Add(int32_t index) {
-    const Buffer& buffer = buffers_[index];
-    starts_[buffer.start].push_back(index);
-    int32_t low = buffer.start + leaves_, high = buffer.end + leaves_;
-    for (; low < high; low /= 2, high /= 2) {
-      if (low % 2) covers_[low++].push_back(index);
-      if (high % 2) covers_[--high].push_back(index);
-    }
+  void Add(const Buffer& buffer, Chunk chunk) {
+    Visit(buffer, 1, 0, leaves_, [chunk](Node* node, bool is_covered) {
+      Unite(&node->below, chunk);
+      if (is_covered) Unite(&node->throughout, chunk);
+    });
   }
 
-  // Calls `visit` with each buffer that is alive together with this one.
-  template <class F>
-  void VisitOverlapping(const Buffer& buffer, F visit) const {
-    for (int32_t node = buffer.start + leaves_; node > 0; node /= 2) {
-      for (int32_t index : covers_[node]) visit(index);
-    }
-    for (int32_t position = buffer.start + 1; position < buffer.end; ++position) {
-      for (int32_t index : starts_[position]) visit(index);
-    }
+  // Bytes that are taken at some time that the buffer is alive, sorted.
+  const std::vector<Chunk>& Beside(const Buffer& buffer) {
+    found_.clear();
+    Visit(buffer, 1, 0, leaves_, [this](Node* node, bool is_covered) {
+      const std::vector<Chunk>& taken = is_covered ? node->below : node->throughout;
+      found_.insert(found_.end(), taken.begin(), taken.end());
+    });
+    std::sort(found_.begin(), found_.end());
+    return found_;
   }
 
  private:
-  const std::vector<Buffer>& buffers_;
+  struct Node {
+    // Taken throughout the node's positions but not its parent's; taken at any of them.
+    std::vector<Chunk> throughout;
+    std::vector<Chunk> below;
+  };
+
+  // Calls `visit` with the nodes that the buffer covers and with those above them.
+  template <class F>
+  void Visit(const Buffer& buffer, int32_t node, int32_t low, int32_t high, F visit) {
+    if (buffer.end <= low || high <= buffer.start) return;
+    const bool is_covered = buffer.start <= low && high <= buffer.end;
+    visit(&nodes_[node], is_covered);
+    if (is_covered) return;
+    const int32_t middle = (low + high) / 2;
+    Visit(buffer, 2 * node, low, middle, visit);
+    Visit(buffer, 2 * node + 1, middle, high, visit);
+  }
+
   int32_t leaves_ = 1;
-  std::vector<std::vector<int32_t>> starts_;
-  std::vector<std::vector<int32_t>> covers_;
+  std::vector<Node> nodes_;
+  std::vector<Chunk> found_;
 };
 
-using Chunk = std::pair<int64_t, int64_t>;  // first byte, last byte + 1
-
 // Offset of the smallest sufficient gap between chunks that are sorted.
-int64_t BestGap(const std::vector<Chunk>& chunks, int64_t size, int64_t alignment) {
-  int64_t best = -1, best_gap = 0, start = 0, high = 0;
-  for (const auto& [low, end] : chunks) {
+int64_t BestGap(const std::vector<Chunk>& chunks, int64_t size) {
+  int64_t best = -1, best_gap = 0, start = 0;
+  for (const auto& [low, high] : chunks) {
     const int64_t gap = low - start;
     if (gap >= size && (best < 0 || gap < best_gap)) {
       best = start;
       best_gap = gap;
     }
-    // A chunk may end below one that began before it, so keep the highest so far.
-    high = std::max(high, end);
-    start = (high + alignment - 1) / alignment * alignment;
+    start = std::max(start, high);
   }
   return best < 0 ? start : best;
 }
@@ -136,20 +165,14 @@ int64_t BestGap(const std::vector<Chunk>& chunks, int64_t size, int64_t alignmen
 // The block's size when buffers are placed in this order.
 int64_t Pack(const std::vector<Buffer>& buffers, const std::vector<int32_t>& order,
              int32_t positions, int64_t alignment) {
-  std::vector<int64_t> offsets(buffers.size());
-  Placed placed(buffers, positions);
-  std::vector<Chunk> chunks;
+  Occupied occupied(positions);
   int64_t peak = 0;
   for (int32_t index : order) {
     const Buffer& buffer = buffers[index];
-    chunks.clear();
-    placed.VisitOverlapping(buffer, [&](int32_t other) {
-      chunks.push_back({offsets[other], offsets[other] + buffers[other].size});
-    });
-    std::sort(chunks.begin(), chunks.end());
-    offsets[index] = BestGap(chunks, buffer.size, alignment);
-    peak = std::max(peak, offsets[index] + buffer.size);
-    placed.Add(index);
+    const int64_t offset = BestGap(occupied.Beside(buffer), buffer.size);
+    const int64_t end = offset + buffer.size;
+    peak = std::max(peak, end);
+    occupied.Add(buffer, {offset, (end + alignment - 1) / alignment * alignment});
   }
   return peak;
 }

@@ -77,13 +77,13 @@ Planned Search::At(const Positions& positions) {
   return Result();
 }
 
-Planned Search::Reach(const Positions& start) {
+Planned Search::Reach(const Positions& start, double noise) {
   state_.Restore(start);
   room_ = pool_;
   Planned best;
   bool has_best = false;
   for (int packing = 0; packing < kMostPackings; ++packing) {
-    if (!Relieve(0)) break;
+    if (!Relieve(noise)) break;
     Planned dearer = Result();
     Trim();
     Planned found = Result();

@@ -66,7 +66,7 @@ class Search {
   // The schedule at these positions.
   Planned At(const Positions& positions);
   // Relieves a schedule until it is within the pool, then trims it.
-  Planned Reach(const Positions& start);
+  Planned Reach(const Positions& start, double noise);
   // The cheapest schedule found around one whose live bytes fit.
   Planned Refine(const Planned& start, int64_t rounds, double seconds);
 
