@@ -150,7 +150,7 @@ class _Recorder:
         for v, donor in self.donor.items():
             if v not in self.in_place:
                 name, size = self._name(v, step), self.graph.bytes(v)
-                cost = 2 * size / self.rates.bytes + self.rates.launch
+                cost = self.rates.seconds(0, 2 * size) + self.rates.launch
                 target = (self.constant[donor],)
                 yield Call("copy", (name,), mutates=target, cost=cost)
                 yield Release(name)
@@ -162,7 +162,7 @@ class _Recorder:
             flops(graph.equations[k], avals) for k in (*unit.inlined, unit.root)
         )
         touched = sum(map(graph.bytes, (*unit.inputs, *equation.outputs)))
-        cost = max(operations / self.rates.flops, touched / self.rates.bytes)
+        cost = self.rates.seconds(operations, touched) + self.rates.launch
         names = {v: self._name(v, step) for v in equation.outputs}
         mutated = [v for v in names if v in self.in_place or v in self.origin]
         return Call(
@@ -170,7 +170,7 @@ class _Recorder:
             tuple(self._name(v, step) for v in unit.inputs),
             {names[v]: graph.bytes(v) for v in names if v not in mutated},
             tuple(names[v] for v in mutated),
-            cost + self.rates.launch,
+            cost,
             is_recomputable=is_recomputable(equation),
             kept=tuple(names[v] for v in names if v in self.kept),
         )

@@ -1,5 +1,6 @@
 """Recording: a small step by eye, then what holds for a real one."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 
 import coop_jax
 from benchmarks.models import build
+from coop_jax._fitting.compile import flat_step
 from coop_jax._planning.eviction import POLICIES
 from coop_jax._planning.simulation import simulate
 from coop_jax._planning.stream import Call, Constant, Event, Release, read
 from coop_jax._planning.workload import workload
+from coop_jax._program import cost
+from coop_jax._program.profile import profile, scope
 
 RATES = (1e12, 1e12, 1e-6)
 W = jax.ShapeDtypeStruct((16, 16), jnp.float32)
@@ -45,13 +49,30 @@ def test_a_step_by_eye(tmp_path: Path) -> None:
     assert product.inputs == ("[0][0]", "[0][1]")
     assert list(product.outputs.values()) == [4096]
     # 2 * 64 * 16 * 16 operations and 9,216 bytes at 1e12 a second, and a launch.
-    assert product.cost == pytest.approx(32768e-12 + 1e-6)
+    assert product.cost == pytest.approx(32768e-12 + 9216e-12 + 1e-6)
     # The last to read the product is tanh; the last to read tanh is its gradient.
     assert tanh.mutates == tuple(product.outputs) and tanh.outputs == {}
     assert inner.mutates == tanh.mutates and inner.outputs == {}
     # The gradient of a parameter is not evicted; the update is in place.
     assert gradient.op == "dot_general" and gradient.kept == tuple(gradient.outputs)
     assert new.mutates == ("[0][0]",) and new.outputs == {}
+
+
+def test_costs_are_those_of_the_profile(tmp_path: Path) -> None:
+    def step(w, x):
+        return jnp.tanh(x @ w) @ w.T
+
+    traced = jax.jit(step).trace(W, X)
+    flat = flat_step(traced, [W, X])
+    _, buffers = flat.compile_with_buffers(
+        lambda *values: flat.program.evaluate(values, scope)
+    )
+    ops = profile(flat.program, buffers, 0, "cpu").problem.ops
+    rates = dataclasses.astuple(cost.RATES["cpu"])
+    path = tmp_path / "trace.jsonl"
+    coop_jax.record(step, W, X, path=path, rates=rates)
+    found = calls([event for _, event in read(path)])
+    assert [(c.op, c.cost) for c in found] == [(op.name, op.cost) for op in ops]
 
 
 def test_every_tensor_is_released_after_its_last_use(tmp_path: Path) -> None:
