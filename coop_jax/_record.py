@@ -161,8 +161,7 @@ class _Recorder:
         operations = sum(
             flops(graph.equations[k], avals) for k in (*unit.inlined, unit.root)
         )
-        touched = sum(map(graph.bytes, (*unit.inputs, *equation.outputs)))
-        cost = self.rates.seconds(operations, touched) + self.rates.launch
+        cost = self.rates.seconds(operations, graph.touched(unit)) + self.rates.launch
         names = {v: self._name(v, step) for v in equation.outputs}
         mutated = [v for v in names if v in self.in_place or v in self.origin]
         return Call(

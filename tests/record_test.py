@@ -75,6 +75,28 @@ def test_costs_are_those_of_the_profile(tmp_path: Path) -> None:
     assert [(c.op, c.cost) for c in found] == [(op.name, op.cost) for op in ops]
 
 
+def test_an_operator_touches_of_an_array_what_it_takes_of_it(tmp_path: Path) -> None:
+    def step(table, x):
+        gate, *_ = jnp.split(x, 4, axis=1)
+        rows = jax.lax.dynamic_slice(table, (3, 0), (4, 8))
+        turned = jnp.swapaxes(x, 0, 1)[:8]
+        return jnp.tanh(gate), rows, jnp.exp(turned), jnp.sin(x) + x[:1]
+
+    table, x = jnp.ones((1000, 8)), jnp.ones((16, 64))
+    path = tmp_path / "trace.jsonl"
+    # At one byte a second, and arithmetic for nothing.
+    coop_jax.record(step, table, x, path=path, rates=(1e30, 1.0, 0.0))
+    costs = {c.op: c.cost for c in calls([event for _, event in read(path)])}
+    assert costs == pytest.approx(
+        {
+            "tanh": 2 * 16 * 16 * 4,
+            "dynamic_slice": 2 * 4 * 8 * 4,
+            "exp": 2 * 8 * 16 * 4,
+            "add": 2 * 16 * 64 * 4,
+        }
+    )
+
+
 def test_every_tensor_is_released_after_its_last_use(tmp_path: Path) -> None:
     events = recorded(tmp_path, update, W, X, donate_argnums=0)
     made = {name for call in calls(events) for name in call.outputs}

@@ -203,7 +203,7 @@ class _ProblemBuilder:
         inputs = tuple(self._value_of[v] for v in unit.inputs)
         outputs = tuple(self._output(v, equation) for v in equation.outputs)
         operations = sum(self._flops(k) for k in (*unit.inlined, unit.root))
-        touched = sum(map(graph.bytes, (*unit.inputs, *equation.outputs)))
+        touched = graph.touched(unit)
         cost = self.rates.seconds(operations, touched) + self.rates.launch
         self.ops.append(
             Op(

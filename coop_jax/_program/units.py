@@ -44,6 +44,8 @@ FUSIBLE = VIEWS | {
 LAYOUTS = {"rev", "transpose"}
 """Equations that only move bytes about."""
 
+_PICKS = {"dynamic_slice", "gather", "slice", "split"}
+"""Equations that read no more of their operand than they return."""
 
 _LOOPS = {"scan", "while", "cond"}
 
@@ -128,6 +130,31 @@ class Graph:
             for place in _spread_literals(k, self.equations[k], self.equations[root])
         )
         return Unit(root, order, tuple(sorted(inputs)), literals)
+
+    def touched(self, unit: Unit) -> int:
+        """Bytes that a unit reads and writes.
+
+        Of what it only takes slices of, or rows, these alone.
+        """
+        inside = {*unit.inlined, unit.root}
+        written = sum(map(self.bytes, self.equations[unit.root].outputs))
+        return written + sum(self._bytes_read(v, inside) for v in unit.inputs)
+
+    def _bytes_read(self, variable: Variable, inside: set[int]) -> int:
+        size, read = self.bytes(variable), 0
+        for k in self.consumers[variable]:
+            if k not in inside:
+                continue
+            equation = self.equations[k]
+            name, results = equation.primitive.name, equation.outputs
+            if name in _PICKS and self.reads(k)[0] == variable:
+                used = [v for v in results if inside.intersection(self.consumers[v])]
+                read += sum(map(self.bytes, used or results))
+            elif name in VIEWS | LAYOUTS:
+                read += sum(self._bytes_read(v, inside) for v in results) or size
+            else:
+                read += size
+        return min(size, read)
 
 
 def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> set[int]:
