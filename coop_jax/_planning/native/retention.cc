@@ -50,6 +50,8 @@ Retention::Retention(const Problem& problem)
       local_(length_),
       dirty_(length_),
       is_dirty_(length_, true),
+      first_changed_(0),
+      last_changed_(length_),
       seen_(problem.sizes.size()) {
   std::iota(dirty_.begin(), dirty_.end(), 0);
   for (OpId k = 0; k < length_; ++k) {
@@ -93,9 +95,12 @@ int64_t Retention::LastAlive(ValueId value, int32_t position, OpId op) const {
 
 int64_t Retention::Overload(int64_t budget) {
   Flush();
-  int64_t sum = 0;
-  for (int64_t bytes : bytes_at_) sum += std::max<int64_t>(bytes - budget, 0);
-  return sum;
+  if (budget != budget_) {
+    budget_ = budget;
+    overload_ = 0;
+    for (int64_t bytes : bytes_at_) overload_ += std::max<int64_t>(bytes - budget, 0);
+  }
+  return overload_;
 }
 
 int64_t Retention::Peak() {
@@ -211,10 +216,22 @@ void Retention::Flush() {
     is_dirty_[position] = false;
   }
   dirty_.clear();
-  for (int32_t k = 0; k < length_; ++k) bytes_at_[k] = through_[k] + local_[k];
+  int64_t change = 0;
+  for (int32_t k = first_changed_; k < last_changed_; ++k) {
+    const int64_t bytes = through_[k] + local_[k];
+    change += std::max<int64_t>(bytes - budget_, 0);
+    change -= std::max<int64_t>(bytes_at_[k] - budget_, 0);
+    bytes_at_[k] = bytes;
+  }
+  overload_ += change;
+  first_changed_ = length_;
+  last_changed_ = 0;
 }
 
 void Retention::MarkDirty(int32_t position) {
+  // Between positions that are marked lie all whose bytes change.
+  first_changed_ = std::min(first_changed_, position);
+  last_changed_ = std::max(last_changed_, position + 1);
   if (is_dirty_[position]) return;
   is_dirty_[position] = true;
   dirty_.push_back(position);
@@ -314,7 +331,7 @@ void Retention::Book(const Segment& segment, int64_t size) {
   const int32_t last = static_cast<int32_t>(segment.second / length_);
   for (int32_t k = first + 1; k < last; ++k) through_[k] += size;
   MarkDirty(first);
-  if (last < length_) MarkDirty(last);
+  MarkDirty(std::min(last, length_ - 1));
 }
 
 // Peak of the values that begin or end while `position` runs.

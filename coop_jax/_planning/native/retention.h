@@ -92,6 +92,12 @@ class Retention {
   std::vector<int64_t> local_;
   std::vector<int32_t> dirty_;
   std::vector<bool> is_dirty_;
+  // Positions [first, last) whose bytes may have changed since they were summed up.
+  int32_t first_changed_;
+  int32_t last_changed_;
+  // What is over the budget last asked for.
+  int64_t budget_ = 0;
+  int64_t overload_ = 0;
   // Kept between calls for their memory.
   std::vector<Segment> new_segments_;
   std::vector<int64_t> born_, dying_;
