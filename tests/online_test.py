@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from validate_test import random_problem
 
 from coop_jax._planning.buffer_assignment import assign, live_peak, schedule_buffers
+from coop_jax._planning.deadlines import Lifetimes, deadlines
 from coop_jax._planning.eviction import (
     COOP,
     COPY_ON_WRITE,
@@ -179,6 +180,21 @@ def test_what_needs_an_argument_comes_back_before_it_is_overwritten() -> None:
         run = run_online(several, 8, policy)
         assert run.schedule == (0, 1, 2, 0, 3, 4)
         validate(several, run.schedule, 8, run.offsets)
+
+
+def test_a_tiny_value_is_held_for_what_may_be_computed_from_it_again() -> None:
+    # 1 comes from the argument; 2, of 64 times its bytes, from 1; then the update.
+    several = problem(
+        [op((0,), (1,)), op((1,), (2,)), op((0,), (3,)), op((2,), (4,))],
+        [4, 256, 0, 0],
+        v3=Value("v3", 0, is_output=True, overwrites=0),
+        v4=Value("v4", 0, is_output=True),
+    )
+    limits = deadlines(several, Lifetimes())
+    assert limits.held == {1: 3} and limits.due == {2: [1]}
+    # What is never evicted is never computed again, and needs nothing for it.
+    limits = deadlines(several, Lifetimes(kept=frozenset({2})))
+    assert limits.held == {} and 1 not in limits.due[2]
 
 
 def test_what_comes_from_an_op_that_runs_once_comes_back_while_that_is_there() -> None:

@@ -65,7 +65,7 @@ def deadlines(problem: Problem, lifetimes: Lifetimes) -> Deadlines:
     for v, value in enumerate(values):
         if value.is_argument and value.size > 0 and not value.is_output:
             until[v] = min(until[v], max(last_use.get(v, 0), held.get(v, 0)))
-    needed, made = _needs(problem)
+    needed, made = _needs(problem, lifetimes.kept)
     deadline = [end] * len(values)
     due: dict[OpId, list[ValueId]] = {}
     for k, op in enumerate(ops):
@@ -84,11 +84,11 @@ def deadlines(problem: Problem, lifetimes: Lifetimes) -> Deadlines:
     return Deadlines(deadline, due, held)
 
 
-def _needs(problem: Problem) -> tuple[list[OpId], list[int]]:
+def _needs(problem: Problem, kept: frozenset[ValueId]) -> tuple[list[OpId], list[int]]:
     """Per value, when something computed from it is last read, and the bytes of that.
 
-    The bytes are those of the ops that read it; outputs are never computed again, and
-    so need nothing.
+    The bytes are those of the ops that read it. Outputs and what is kept are never
+    computed again, and so need nothing.
     """
     needed, made = [-1] * len(problem.values), [0] * len(problem.values)
     for k in range(len(problem.ops) - 1, -1, -1):
@@ -96,7 +96,8 @@ def _needs(problem: Problem) -> tuple[list[OpId], list[int]]:
         again = [
             v
             for v in op.outputs
-            if not problem.values[v].is_output and problem.values[v].overwrites is None
+            if not (problem.values[v].is_output or v in kept)
+            and problem.values[v].overwrites is None
         ]
         turn = max((needed[v] for v in again), default=k)
         size = sum(problem.values[v].size for v in again)
