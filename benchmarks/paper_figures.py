@@ -21,6 +21,7 @@ _STYLES: dict[str, tuple[str, str, str, Any]] = {
     "coop-no-partition": ("no partition", "#CC79A7", "v", "--"),
     "coop-copy-on-write": ("copy on write", "#56B4E9", "D", ":"),
     "coop-no-window": ("no window", "#D55E00", "X", "-."),
+    "coop-size-term": ("with DTR's size term", "#000000", "P", ":"),
 }
 _NAMES = {
     "gpt3": "GPT-3 style, 2.7B",

@@ -17,6 +17,7 @@ from coop_jax._planning.eviction import (
     NO_PARTITION,
     NO_WINDOW,
     POLICIES,
+    SIZE_TERM,
     Policy,
 )
 from coop_jax._planning.online import Failure, OnlineRun, run_online
@@ -323,6 +324,7 @@ def test_the_ablations_differ_from_coop_in_one_thing() -> None:
         (NO_PARTITION, {"is_partitioned"}),
         (COPY_ON_WRITE, {"is_in_place"}),
         (NO_WINDOW, {"is_windowed", "size_term"}),
+        (SIZE_TERM, {"size_term"}),
     ):
         fields = set(Policy.__slots__) - {"name"}
         differ = {f for f in fields if getattr(COOP, f) != getattr(ablation, f)}

@@ -1,6 +1,7 @@
 """Eviction policies of the online executor, as values. Imports no JAX.
 
 `COOP` is the paper's; three ablations; DTE and DTR as the authors of Coop ran them.
+`SIZE_TERM` is Coop with the one thing that DTR weighs and Coop does not: bytes.
 `LOOKAHEAD` is Coop for a planner that holds the whole step: what is evicted first is
 what waits longest for its next use, not what has waited longest since its last.
 """
@@ -37,7 +38,8 @@ COOP = Policy("coop", True, "none", True, True)
 NO_PARTITION = Policy("coop-no-partition", True, "none", False, True)
 COPY_ON_WRITE = Policy("coop-copy-on-write", True, "none", True, False)
 NO_WINDOW = Policy("coop-no-window", False, "size and free", True, True)
+SIZE_TERM = Policy("coop-size-term", True, "size", True, True)
 DTE = Policy("dte", False, "size and free", False, False)
 DTR = Policy("dtr", False, "size", False, False)
 LOOKAHEAD = Policy("coop-lookahead", True, "none", True, True, looks_ahead=True)
-POLICIES = (COOP, NO_PARTITION, COPY_ON_WRITE, NO_WINDOW, DTE, DTR)
+POLICIES = (COOP, NO_PARTITION, COPY_ON_WRITE, NO_WINDOW, SIZE_TERM, DTE, DTR)
