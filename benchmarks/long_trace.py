@@ -7,6 +7,7 @@ calls, and simulated at shares of the bytes that it needs. Seconds are the proce
 """
 
 import argparse
+import itertools
 import resource
 import tempfile
 import time
@@ -44,7 +45,7 @@ def perceptron(params: list, x: jax.Array) -> tuple[list, jax.Array]:
 
 def arguments() -> tuple[list, jax.ShapeDtypeStruct]:
     widths = [64 * (1 + i % 3) for i in range(_LAYERS + 1)]
-    shapes = zip(widths, widths[1:], strict=False)
+    shapes = itertools.pairwise(widths)
     params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return params, jax.ShapeDtypeStruct((4096, widths[0]), jnp.float32)
 

@@ -5,7 +5,7 @@
     python -m benchmarks.paper --draw unet.json resnet50.json
 
 Every network is traced at the paper's size, two training steps long, with costs at the
-rates of an A100 in float32. For every policy the budget falls in steps of 0.05 of what
+rates of an A100 in float32. For every policy the budget falls in steps of 0.025 of what
 the network needs without eviction, until two in a row are infeasible; then half a step
 below the last feasible one is tried. A run that executes five times the calls of the
 trace counts as infeasible too. Every run is checked by the independent validator.
@@ -37,7 +37,7 @@ from .models import PAPER, build
 A100_FLOAT32 = (1.95e13, 1.5e12, 5e-6)
 """Operations and bytes per second, and seconds per launch."""
 
-FINENESS = 0.05
+FINENESS = 0.025
 _MISSES = 2
 _STEPS_PER_CALL = 5
 _DOCS = Path(__file__).absolute().parent.parent / "docs" / "paper"

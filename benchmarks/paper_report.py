@@ -122,6 +122,7 @@ def _claims(rows: Rows) -> str:
                 ),
                 _worst(found, ratios),
                 _share_of(found, ratios, "overhead", SIZE_TERM),
+                _share_of(found, ratios, "chunks_searched", SIZE_TERM),
             ]
         )
     head = [
@@ -132,12 +133,13 @@ def _claims(rows: Rows) -> str:
         "search time",
         "chunks searched",
         "overhead, median less best other",
-        "overhead with DTR's size term",
+        "size term: overhead",
+        "size term: chunks searched",
     ]
     legend = (
         "Whether Coop is at most DTR and DTE: in its smallest budget, and in how many "
-        "of the budgets that all three reach. The last column is Coop with its `h` "
-        "divided by the tensor's bytes, as DTR's is.\n"
+        "of the budgets that all three reach. The last two columns: Coop with its "
+        "`h` divided by the tensor's bytes, as DTR's is.\n"
     )
     return f"{legend}\n{_table(head, body)}\n\n{_savings(rows)}"
 

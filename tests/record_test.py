@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
+from benchmarks import long_trace
 from benchmarks.models import build
 from coop_jax._fitting.compile import flat_step
 from coop_jax._planning.eviction import POLICIES
@@ -163,6 +164,13 @@ def test_a_network_runs_within_its_bytes_under_every_policy(tmp_path: Path) -> N
         assert found.is_feasible and found.overhead is not None
         assert 1 < found.overhead < 1.5
         assert found.peak <= found.budget and found.evictions > 0
+
+
+def test_a_long_trace_repeats_one_step(capsys: pytest.CaptureFixture) -> None:
+    long_trace.main(["--steps", "1", "2", "--share", "0.6"])
+    *_, one, two = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert 2 * int(one[1].replace(",", "")) == int(two[1].replace(",", ""))
+    assert 1 < float(one[3]) < 1.5 and one[3] == two[3]
 
 
 if __name__ == "__main__":
