@@ -29,7 +29,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 EFFORT = Effort(rounds=4, moves=400)
-seeds = st.integers(0, 2**32)
 
 
 def both(
@@ -55,9 +54,20 @@ def test_by_eye() -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @settings(deadline=None, max_examples=30)
-@given(seeds, st.integers(1, 60), st.sampled_from((1, 64)))
+@given(
+    seed=st.integers(0, 2**32),
+    length=st.integers(1, 60),
+    alignment=st.sampled_from((1, 64)),
+    noise=st.sampled_from((0.0, 0.3)),
+    is_quick=st.booleans(),
+)
 def test_every_step_is_the_same(
-    is_packed: bool, seed: int, length: int, alignment: int
+    is_packed: bool,
+    seed: int,
+    length: int,
+    alignment: int,
+    noise: float,
+    is_quick: bool,
 ) -> None:
     problem = random_problem(seed, length, alignment)
     native, python = both(problem, 0, is_packed)
@@ -67,8 +77,9 @@ def test_every_step_is_the_same(
     for share in (0.9, 0.6, 0.3):
         native.pool = python.pool = int(share * start.size)
         native.moves_left = python.moves_left = native.moves
-        reached = native.reach(start.positions)
-        assert reached == python.reach(start.positions)
+        options = (noise, is_quick)
+        reached = native.reach(start.positions, *options)
+        assert reached == python.reach(start.positions, *options)
         assert native.moves_left == python.moves_left
         if reached.peak <= native.pool:
             start = native.refine(reached, EFFORT)

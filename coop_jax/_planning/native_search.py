@@ -106,10 +106,12 @@ class NativeSearch:
         """The schedule at these positions."""
         return self._call(self._library.coop_jax_search_at, positions)
 
-    def reach(self, start: Positions, noise: float = 0.0) -> Planned:
+    def reach(
+        self, start: Positions, noise: float = 0.0, is_quick: bool = False
+    ) -> Planned:
         """Relieves a schedule until it is within the pool, then trims it."""
-        reach = self._library.coop_jax_search_reach
-        return self._call(reach, start, None, ctypes.c_double(noise))
+        options = ctypes.c_double(noise), ctypes.c_int32(is_quick)
+        return self._call(self._library.coop_jax_search_reach, start, None, *options)
 
     def refine(self, start: Planned, effort: Effort) -> Planned:
         """The cheapest schedule found around one that fits, but for packing."""
@@ -123,7 +125,7 @@ class NativeSearch:
         function: Callable[..., None],
         positions: Positions,
         start: Planned | None = None,
-        *options: ctypes.c_int64 | ctypes.c_double,
+        *options: Any,
     ) -> Planned:
         arrays = _Arrays()
         given = _PlannedArrays(arrays.ragged(positions))

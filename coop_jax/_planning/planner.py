@@ -35,7 +35,9 @@ _ATTEMPTS = 10
 _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
-_NOISY_WAYS = 4
+_NOISY_WAYS = 12
+_ENOUGH_WAYS = 6
+_LONG = 20_000
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 
@@ -100,8 +102,10 @@ def _attempts(
 def _refined(
     search: AnySearch, ways: Iterable[Callable[[], Planned]], effort: Effort
 ) -> Iterator[Planned]:
-    """Where each of the ways leads, and a little refinement."""
+    """Where each of the ways leads, and a little refinement; fewer in long programs."""
+    enough = min(_ENOUGH_WAYS, max(1, _LONG // max(len(search.problem.ops), 1)))
     quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
+    fitting = 0
     least = search.problem.cost(search.problem.program_order)
     for reach in ways:
         search.moves_left = search.moves
@@ -109,7 +113,9 @@ def _refined(
         if found.peak <= search.pool:
             found = search.refine(found, quick)
         yield found
-        if found.fits and found.cost <= least * _NEARLY_FREE:
+        fitting += found.fits
+        is_nearly_free = found.cost <= least * _NEARLY_FREE
+        if fitting >= enough or (found.fits and is_nearly_free):
             break
 
 
@@ -117,8 +123,9 @@ def _ways(search: AnySearch) -> Iterator[Callable[[], Planned]]:
     """From the seeds, and from the program's order again, a little at random."""
     for seed in _seeds(search.problem, search.pool):
         yield partial(search.reach, seed)
-    for _ in range(_NOISY_WAYS):
-        yield partial(search.reach, program_order(search.problem), _NOISE)
+    for turn in range(_NOISY_WAYS):
+        is_quick = turn % 2 == 1
+        yield partial(search.reach, program_order(search.problem), _NOISE, is_quick)
 
 
 def _best(found: Iterable[Planned]) -> Planned:
@@ -126,8 +133,13 @@ def _best(found: Iterable[Planned]) -> Planned:
 
 
 def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
-    """The unplanned schedule, then online Coop with look-ahead if it gets through."""
+    """The unplanned schedule, then online Coop with look-ahead if it gets through.
+
+    Each of its evictions looks at the whole pool: too slow in long programs.
+    """
     yield program_order(problem)
+    if len(problem.ops) > _LONG:
+        return
     run = run_online(problem, problem.fixed + pool, LOOKAHEAD, _SEED_STEPS_PER_OP)
     if run.is_feasible:
         yield positions(problem, run.schedule)
@@ -202,15 +214,16 @@ def _descend(search: AnySearch, target: int) -> Planned:
     moves = max(search.moves // 2, min(8 * len(problem.ops), search.moves))
     order = program_order(problem)
     best, stride = search.at(order), _FIRST_SHARE
-    tried: set[tuple[Positions, int]] = set()
+    tried: set[tuple[Positions, int, bool]] = set()
     for _ in range(_ATTEMPTS):
         search.pool = int(stride * best.size)
         reached = best
-        for start in (best.positions, order):
-            if (start, search.pool) not in tried and reached.size >= best.size:
-                tried.add((start, search.pool))
+        for start, is_quick in ((best.positions, False), (order, False), (order, True)):
+            way = (start, search.pool, is_quick)
+            if way not in tried and reached.size >= best.size:
+                tried.add(way)
                 search.moves_left = moves
-                reached = search.reach(start)
+                reached = search.reach(start, is_quick=is_quick)
         stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
         best = min(best, reached, key=lambda planned: planned.size)
         if best.size <= target or stride > _SHORTEST:

@@ -1,7 +1,8 @@
 """Moves that fit a schedule into a pool. Imports no JAX.
 
     relieve   while some position is over the pool: rematerialize across the gap
-              that takes most excess bytes away per second of recomputation
+              that takes most excess bytes away per second of recomputation; where
+              there are too many gaps to try them, go by estimates, many at once
     trim      take back every rematerialization that is no longer needed
 
 A *gap* is a stretch over which a value only waits for its next reader. Dropping it
@@ -20,11 +21,13 @@ from .retention import Edit, Gap, Retention, Step
 from .splitmix import SplitMix
 from .types import OpId, Problem, Schedule
 
-_NEGLIGIBLE = 1 / 4096
+_NEGLIGIBLE = 128
 _MAX_CHAIN = 64
 _PROBES = 12
 _NEAR_BEST = 0.7
 _MOST_PACKINGS = 6
+_TRIES_PER_GAP = 4
+_UNTRIED_SHARE = 0.5
 _LEAST_MOVES = 4000
 _MOVES_PER_OP = 8
 
@@ -96,6 +99,16 @@ def most_moves(problem: Problem, effort: Effort) -> int:
     return min(effort.moves, _LEAST_MOVES + _MOVES_PER_OP * len(problem.ops))
 
 
+def _least_counted(sizes: list[int], peak: int) -> int:
+    """Bytes below which all values together are a negligible part of the peak."""
+    left = peak // _NEGLIGIBLE
+    for size in sorted(sizes):
+        left -= size
+        if left < 0:
+            return max(size, 1)
+    return 1
+
+
 class Relief:
     """How much excess a value of some size adds or takes away over a stretch."""
 
@@ -130,24 +143,33 @@ class Search:
         self.problem = state.problem
         self.pool = self.room = pool
         self.is_packed = is_packed
-        self.minimum = max(1, int(state.peak() * _NEGLIGIBLE))
+        self.minimum = _least_counted(state.sizes, state.peak())
         self.tiny_cost = 1e-6 * state.cost + 1e-30
         self.rng = SplitMix()
         self.moves = self.moves_left = most_moves(state.problem, effort)
         self.tabu: set[OpId] = set()
         self.relief = Relief(state.bytes_at, pool)
         self.rate = np.inf
+        self.is_quick = False
 
     def at(self, positions: Positions) -> Planned:
         """The schedule at these positions."""
         self.state.restore(positions)
         return self.result()
 
-    def reach(self, start: Positions, noise: float = 0.0) -> Planned:
+    def reach(
+        self, start: Positions, noise: float = 0.0, is_quick: bool = False
+    ) -> Planned:
         """Relieves a schedule until it is within the pool, then trims it.
 
         What packing loses may still be too much.
+
+        Args:
+          start: positions to begin with.
+          noise: most by which scores of gaps are changed at random, as a share.
+          is_quick: take gaps by their estimates, without trying them.
         """
+        self.is_quick = is_quick
         self.state.restore(start)
         self.room = self.pool
         best: Planned | None = None
@@ -162,6 +184,7 @@ class Search:
             if found.fits:
                 break
             self.room -= found.size - self.pool
+        self.is_quick = False
         return best or self.result()
 
     def result(self) -> Planned:
@@ -187,6 +210,9 @@ class Search:
             if self.moves_left <= 0:
                 return False
             moves = self._rank(noise)
+            is_quick = self.is_quick or len(moves) * _TRIES_PER_GAP > self.moves_left
+            if is_quick and self._take_untried(moves, excess):
+                continue
             if not self._take(moves, excess):
                 self.rate = 0.0
                 if not self._take(moves, excess):
@@ -239,6 +265,27 @@ class Search:
             self.state.redo(edits)
             failures = 0 if edits else failures + 1
         return True
+
+    def _take_untried(self, moves: list[tuple[float, Gap]], excess: int) -> bool:
+        """Takes the best moves by their estimates, until half of the excess is gone."""
+        best = 0.0
+        for bound, gap in moves:
+            if bound <= best:
+                break
+            best = max(best, self._chain(gap, bound).estimate)
+        left, least = excess * _UNTRIED_SHARE, best * _UNTRIED_SHARE
+        is_taken = False
+        for bound, gap in moves:
+            if best == 0 or bound < least or left <= 0:
+                break
+            chain = self._chain(gap, bound)
+            if not chain.steps or chain.estimate < least:
+                continue
+            before = self.state.cost
+            self._insert(chain.steps, [])
+            left -= chain.estimate * max(self.state.cost - before, self.tiny_cost)
+            is_taken = True
+        return is_taken
 
     def _probe(
         self, moves: list[tuple[float, Gap]], excess: int
@@ -320,16 +367,19 @@ class Search:
     def _try(self, steps: tuple[Step, ...], excess: int) -> tuple[float, list[Edit]]:
         """Applies and undoes the steps. Returns excess bytes taken away per second."""
         state, before = self.state, self.state.cost
-        self.moves_left -= len(steps)
         log: list[Edit] = []
-        for op, position in steps:
-            state.insert(op, position, log)
-        state.sweep([op for op, _ in steps], log)
+        self._insert(steps, log)
         gain = excess - state.overload(self.room)
         score = gain / max(state.cost - before, self.tiny_cost)
         edits = list(log)
         state.undo(log)
         return score, edits
+
+    def _insert(self, steps: tuple[Step, ...], log: list[Edit]) -> None:
+        self.moves_left -= len(steps)
+        for op, position in steps:
+            self.state.insert(op, position, log)
+        self.state.sweep([op for op, _ in steps], log)
 
     # Trim: take back what is not needed
 

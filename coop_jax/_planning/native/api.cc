@@ -140,10 +140,11 @@ COOP_EXPORT void coop_jax_search_at(void* session, Limits* limits,
 
 COOP_EXPORT void coop_jax_search_reach(void* session, Limits* limits,
                                        const PlannedArrays* start, double noise,
-                                       PlannedArrays* found) {
+                                       int32_t is_quick, PlannedArrays* found) {
   static_cast<Session*>(session)->Run(
-      limits, *start, found, [noise](coop_jax::Search* search, const Planned& start) {
-        return search->Reach(start.positions, noise);
+      limits, *start, found,
+      [noise, is_quick](coop_jax::Search* search, const Planned& start) {
+        return search->Reach(start.positions, noise, is_quick);
       });
 }
 

@@ -9,12 +9,25 @@
 namespace coop_jax {
 namespace {
 
-constexpr double kNegligible = 1.0 / 4096;
+constexpr int64_t kNegligible = 128;
 constexpr size_t kMaxChain = 64;
 constexpr int kProbes = 12;
 constexpr double kNearBest = 0.7;
 constexpr int kMostPackings = 6;
+constexpr int64_t kTriesPerGap = 4;
+constexpr double kUntriedShare = 0.5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Bytes below which all values together are a negligible part of the peak.
+int64_t LeastCounted(std::vector<int64_t> sizes, int64_t peak) {
+  std::sort(sizes.begin(), sizes.end());
+  int64_t left = peak / kNegligible;
+  for (int64_t size : sizes) {
+    left -= size;
+    if (left < 0) return std::max<int64_t>(size, 1);
+  }
+  return 1;
+}
 
 }  // namespace
 
@@ -60,12 +73,10 @@ Search::Search(Problem problem, bool is_packed)
       is_packed_(is_packed),
       state_(problem_),
       relief_(problem_.sizes, problem_.length()),
+      minimum_(LeastCounted(problem_.sizes, state_.Peak())),
       tiny_cost_(1e-6 * state_.cost() + 1e-30),
       tabu_(problem_.ops.size()),
-      in_chain_(problem_.ops.size()) {
-  const double negligible = static_cast<double>(state_.Peak()) * kNegligible;
-  minimum_ = std::max<int64_t>(1, static_cast<int64_t>(negligible));
-}
+      in_chain_(problem_.ops.size()) {}
 
 void Search::Set(const Settings& settings) {
   pool_ = settings.pool;
@@ -77,7 +88,8 @@ Planned Search::At(const Positions& positions) {
   return Result();
 }
 
-Planned Search::Reach(const Positions& start, double noise) {
+Planned Search::Reach(const Positions& start, double noise, bool is_quick) {
+  is_quick_ = is_quick;
   state_.Restore(start);
   room_ = pool_;
   Planned best;
@@ -93,6 +105,7 @@ Planned Search::Reach(const Positions& start, double noise) {
     if (found.fits) break;
     room_ -= found.size - pool_;
   }
+  is_quick_ = false;
   return has_best ? best : Result();
 }
 
@@ -112,6 +125,8 @@ bool Search::Relieve(double noise) {
   while (const int64_t excess = state_.Overload(room_)) {
     if (moves_left_ <= 0) return false;
     const std::vector<Move> moves = Rank(noise);
+    const auto tries = static_cast<int64_t>(moves.size()) * kTriesPerGap;
+    if ((is_quick_ || tries > moves_left_) && TakeUntried(moves, excess)) continue;
     if (!Take(moves, excess)) {
       rate_ = 0;
       if (!Take(moves, excess)) return false;
@@ -164,6 +179,29 @@ bool Search::Take(const std::vector<Move>& moves, int64_t excess) {
     failures = next.edits.empty() ? failures + 1 : 0;
   }
   return true;
+}
+
+// Takes the best moves by their estimates until a part of the excess is gone.
+bool Search::TakeUntried(const std::vector<Move>& moves, int64_t excess) {
+  double best = 0;
+  for (const Move& move : moves) {
+    if (move.score <= best) break;
+    best = std::max(best, FindChain(move.gap, move.score).estimate);
+  }
+  double left = static_cast<double>(excess) * kUntriedShare;
+  const double least = best * kUntriedShare;
+  bool is_taken = false;
+  for (const Move& move : moves) {
+    if (best == 0 || move.score < least || left <= 0) break;
+    const Chain chain = FindChain(move.gap, move.score);
+    if (chain.steps.empty() || chain.estimate < least) continue;
+    const double before = state_.cost();
+    std::vector<Edit> log;
+    Insert(chain.steps, &log);
+    left -= chain.estimate * std::max(state_.cost() - before, tiny_cost_);
+    is_taken = true;
+  }
+  return is_taken;
 }
 
 // The best true rate among the most promising moves, with its edits.
@@ -242,17 +280,21 @@ bool Search::MayChain(OpId op, int32_t position, size_t steps) const {
   return steps < kMaxChain && !tabu_[op] && state_.MayRun(op, position);
 }
 
+void Search::Insert(const std::vector<Step>& steps, std::vector<Edit>* log) {
+  moves_left_ -= static_cast<int64_t>(steps.size());
+  std::vector<OpId> ops;
+  for (const Step& step : steps) {
+    state_.Insert(step.op, step.position, log);
+    ops.push_back(step.op);
+  }
+  state_.Sweep(std::move(ops), log);
+}
+
 // Applies and undoes the steps. Returns excess bytes taken away per second.
 Search::Variant Search::Try(const std::vector<Step>& steps, int64_t excess) {
   const double before = state_.cost();
-  moves_left_ -= static_cast<int64_t>(steps.size());
   std::vector<Edit> log;
-  std::vector<OpId> ops;
-  for (const Step& step : steps) {
-    state_.Insert(step.op, step.position, &log);
-    ops.push_back(step.op);
-  }
-  state_.Sweep(std::move(ops), &log);
+  Insert(steps, &log);
   const int64_t gain = excess - state_.Overload(room_);
   const double cost = std::max(state_.cost() - before, tiny_cost_);
   Variant found{static_cast<double>(gain) / cost, log};

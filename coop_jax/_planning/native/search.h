@@ -66,7 +66,7 @@ class Search {
   // The schedule at these positions.
   Planned At(const Positions& positions);
   // Relieves a schedule until it is within the pool, then trims it.
-  Planned Reach(const Positions& start, double noise);
+  Planned Reach(const Positions& start, double noise, bool is_quick);
   // The cheapest schedule found around one whose live bytes fit.
   Planned Refine(const Planned& start, int64_t rounds, double seconds);
 
@@ -90,10 +90,12 @@ class Search {
   std::vector<Move> Rank(double noise);
   double LeastCost(const Gap& gap) const;
   bool Take(const std::vector<Move>& moves, int64_t excess);
+  bool TakeUntried(const std::vector<Move>& moves, int64_t excess);
   Variant Probe(const std::vector<Move>& moves, int64_t excess);
   Variant BestVariant(const Gap& gap, int64_t excess, double floor);
   Chain FindChain(const Gap& gap, double rate);
   bool MayChain(OpId op, int32_t position, size_t steps) const;
+  void Insert(const std::vector<Step>& steps, std::vector<Edit>* log);
   Variant Try(const std::vector<Step>& steps, int64_t excess);
   void Trim();
   bool TakeBack(const Step& step);
@@ -110,11 +112,12 @@ class Search {
   int64_t pool_ = 0;
   int64_t room_ = 0;
   int64_t moves_left_ = 0;
-  int64_t minimum_;
-  double tiny_cost_;
+  const int64_t minimum_;
+  const double tiny_cost_;
   double rate_ = std::numeric_limits<double>::infinity();
   std::vector<bool> tabu_;
-  bool has_tabu_ = false;
+  // Takes gaps by their estimates, without trying them.
+  bool is_quick_ = false;
   // Kept between calls for their memory.
   std::vector<int32_t> in_chain_;
   int32_t stamp_ = 0;
