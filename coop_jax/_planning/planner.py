@@ -73,7 +73,7 @@ def plan(
     found = search.at(program_order(problem))
     for found in _attempts(search, starts, effort):
         if found.peak <= pool:
-            search.moves_left = search.moves
+            search.moves_left = search.moves // 4
             found = search.refine(found, effort)
         if found.fits:
             break

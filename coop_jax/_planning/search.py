@@ -43,7 +43,8 @@ class Effort:
     Attributes:
       rounds: refinement rounds without improvement before stopping, and at most ten
         times as many in all; problems of few ops, which take no time, get more.
-      moves: steps tried at most from a seed, refinement included; bounds the time.
+      moves: steps tried at most from a seed, refinement included, or one for each op
+        where there are more of them; bounds the time.
       time_limit: seconds after which refinement stops wherever it is.
     """
 
@@ -96,7 +97,8 @@ class Chain:
 
 def most_moves(problem: Problem, effort: Effort) -> int:
     """Steps to try from a seed: compiling a small step is quick, so planning is too."""
-    return min(effort.moves, _LEAST_MOVES + _MOVES_PER_OP * len(problem.ops))
+    ops = len(problem.ops)
+    return min(max(effort.moves, ops), _LEAST_MOVES + _MOVES_PER_OP * ops)
 
 
 def _least_counted(sizes: list[int], peak: int) -> int:
