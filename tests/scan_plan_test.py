@@ -1,12 +1,15 @@
 """What a pair of scans keeps, against every choice there is."""
 
+import dataclasses
 import itertools
 import random
 
 import pytest
 
 from coop_jax._loops.loop_plan import PairChoices, choose
-from coop_jax._loops.scan_plan import corners, keep_at_price, keep_within, with_seam
+from coop_jax._loops.scan_branch import keep_within
+from coop_jax._loops.scan_plan import corners, keep_at_price, with_seam
+from coop_jax._loops.scan_policies import arithmetic, keep_by_rule, policy_keepings
 from coop_jax._planning.types import Op, Value
 
 
@@ -94,12 +97,62 @@ def test_keeps_within_what_is_allowed(seed):
     body = random_body(random.Random(seed))
     known = corners(body)
     choices = list(all_choices(body))
-    assert known[-1].row == min(size for size, _ in choices)
-    for row in range(known[-1].row, known[0].row + 1):
-        found = keep_within(body, known, row)
-        assert found.row <= row
-        assert found.cost >= min(cost for size, cost in choices if size <= row)
+    least = min(size for size, _ in choices)
+    assert known[-1].row == least
+    assert keep_within(body, least - 1) is None
+    for row in range(least, known[0].row + 1):
+        found = keep_within(body, row)
+        assert found is not None and found.row <= row
+        best = min(cost for size, cost in choices if size <= row)
+        assert best <= found.cost + 1e-9 <= best * 1.001
         assert found.cost <= min(k.cost for k in known if k.row <= row)
+
+
+def two_products():
+    """A product of much arithmetic, and one of much traffic, to keep or to repeat."""
+    values = [value(1), value(5), value(6), value(0, is_output=True)]
+    values += [value(0, is_output=True)]
+    ops = [
+        Op("operand", (), (0,), 0.0, is_recomputable=False),
+        Op("dense", (0,), (1,), 9.0),
+        Op("batched", (0,), (2,), 10.0),
+        Op("add", (1, 2), (3,), 1.0),
+        Op("use", (1, 2), (4,), 1.0),
+    ]
+    operations = [0.0, 900.0, 100.0, 1.0, 1.0]
+    policies = [frozenset(), frozenset({1}), frozenset({1, 2})]
+    return with_seam(ops, values, 4, arithmetic=operations, policies=policies)
+
+
+def test_does_no_more_arithmetic_than_a_policy_in_as_many_bytes():
+    body = two_products()
+    known = policy_keepings(body)
+    # The operand, and what each policy keeps; all but that is repeated.
+    assert [keeping.row for keeping in known] == [1, 6, 11]
+    assert [arithmetic(body, keeping) for keeping in known] == [2002, 1102, 1002]
+    fastest, ruled = keep_within(body, 7), keep_by_rule(body, 7)
+    assert fastest is not None and ruled is not None
+    # Repeating the dense product is faster by 1 second, and 800 operations more.
+    assert (fastest.row, fastest.cost) == (7, 30.0)
+    assert (ruled.row, ruled.cost) == (6, 31.0)
+    # Where no policy fits better, the fastest may be.
+    assert keep_by_rule(body, 11) == keep_within(body, 11)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_policy_is_never_better_in_arithmetic(seed):
+    rng = random.Random(seed)
+    body = random_body(rng)
+    ops = range(len(body.problem.ops))
+    kept = [v for op in body.problem.ops[: body.seam] for v in op.outputs]
+    policies = [frozenset(v for v in kept if rng.random() < p) for p in (0.2, 0.5, 0.8)]
+    operations = tuple(float(rng.randint(0, 9)) for _ in ops)
+    body = dataclasses.replace(body, arithmetic=operations, policies=tuple(policies))
+    for policy in policy_keepings(body):
+        found = keep_by_rule(body, policy.row)
+        assert found is not None and found.row <= policy.row
+        allowed = arithmetic(body, policy) + 1e-3 * sum(operations)
+        assert arithmetic(body, found) <= allowed
 
 
 def pair(length=16, carry=1):
@@ -112,6 +165,16 @@ def test_chunks_keep_about_twice_the_root_of_the_carries():
     smallest = pair(length=64, carry=1).variants[-1]
     assert smallest.chunk == 8
     assert smallest.size == 8 * 1 + 8 * 1
+
+
+def test_iterations_of_a_prime_number_are_left_over_after_whole_chunks():
+    smallest = pair(length=31, carry=1).variants[-1]
+    # Six chunks of five take as much, but only seven are left over to run once.
+    assert smallest.chunk == 8
+    assert smallest.size == 3 * 1 + 8 * 1
+    # Both scans as planned without chunks, and the forward scan of 24 iterations.
+    assert smallest.cost == 31 * (28.0 - 17.0) + 24 * 11.0
+    assert pair(length=24).chunks == [2, 3, 4, 6, 8, 12]
 
 
 def test_variants_trade_bytes_for_seconds():

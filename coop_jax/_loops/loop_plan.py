@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .scan_plan import Keeping, SeamProblem, corners, keep_within
+from .scan_plan import Keeping, SeamProblem, corners
+from .scan_policies import keep_by_rule
 
 _PRICE_STEPS = 60
+_NEAR = 2.0
+"""A factor between the best length of a chunk and one that serves as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class PairChoices:
         self.carry = carry
         self.forward = forward
         self.iterations = length * times
-        self.chunks = _divisors(length) if can_chunk else []
+        self.chunks = _chunks(length) if can_chunk else []
 
     @cached_property
     def corners(self) -> list[Keeping]:
@@ -91,8 +94,8 @@ class PairChoices:
         ]
         if not options:
             return self.variants[-1]
-        _, chunk, row = min(options, key=lambda o: self._variant(*o[:2]).cost)
-        return self._variant(keep_within(self.body, self.corners, row), chunk)
+        corner, chunk, row = min(options, key=lambda o: self._variant(*o[:2]).cost)
+        return self._variant(keep_by_rule(self.body, row) or corner, chunk)
 
     def _row_for(self, chunk: int, size: int) -> int:
         if not chunk:
@@ -103,8 +106,11 @@ class PairChoices:
         cost = (keeping.cost - self.corners[0].cost) * self.iterations
         if not chunk:
             return Variant(keeping, 0, keeping.row * self.length, cost)
+        # What is left over after the last whole chunk keeps its rows and runs once.
+        again = self.length // chunk * chunk / self.length
         size = self.length // chunk * self.carry + chunk * keeping.row
-        return Variant(keeping, chunk, size, cost + self.forward * self.iterations)
+        cost += self.forward * self.iterations * again
+        return Variant(keeping, chunk, size, cost)
 
 
 def choose(
@@ -152,10 +158,19 @@ def _use_slack(
             else:
                 high = middle
         variant = pair.within(low)
-        if variant.cost < chosen[i].cost and variant.size <= low:
+        if variant.size <= low:
             chosen = [*chosen[:i], variant, *chosen[i + 1 :]]
     return chosen
 
 
-def _divisors(length: int) -> list[int]:
-    return [k for k in range(2, length // 2 + 1) if length % k == 0]
+def _chunks(length: int) -> list[int]:
+    """Divisors of the length; if none is near its root, all numbers up to half of it.
+
+    Iterations left over after the last whole chunk take two more loops to compile.
+    """
+    numbers = range(2, length // 2 + 1)
+    divisors = [k for k in numbers if length % k == 0]
+    root = length**0.5
+    if any(root / _NEAR <= k <= root * _NEAR for k in divisors):
+        return divisors
+    return list(numbers)

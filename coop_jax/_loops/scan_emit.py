@@ -7,8 +7,9 @@ a recomputation apart from its original.
 
 With `chunk`, the forward scan runs in chunks and stacks nothing but what it carries
 into each; the backward scan runs the forward scan of a chunk again, stacking its rows
-for that chunk alone. Rows of both scans are taken from and put into the whole arrays,
-so that no chunk of the operands is ever copied.
+for that chunk alone. Iterations left over after the last whole chunk keep their rows:
+the backward scan begins with them. Rows of both scans are taken from and put into the
+whole arrays, so that no chunk of the operands is ever copied.
 
 A program is rewritten by tracing it anew, so the pipeline after it is unchanged.
 """
@@ -146,7 +147,9 @@ class _Emission:
         self.step_alone = self._half(before, results_first)
         self.env: Mapping[Variable, Any] = {}
         self.stacks: dict[Variable, Any] = {}
+        self.left = self.length % self.chunk if self.chunk else 0
         self.starts: list[Any] = []
+        self.last: list[Any] = []
 
     def _resolved(self, atom: Atom) -> Atom:
         return atom if isinstance(atom, Literal) else self.alias_of.get(atom, atom)
@@ -209,7 +212,7 @@ class _Emission:
         if self.chunk:
             carry, rows = self._forward_in_chunks(init)
         else:
-            carry, (rows, kept) = self._forward_scan(self.step, init, None)
+            carry, (rows, kept) = self._forward_scan(self.step, init)
             self.stacks = dict(zip(self.kept, kept, strict=True))
         rows = iter(rows)
         stacked = [
@@ -218,17 +221,15 @@ class _Emission:
         return [*carry, *stacked]
 
     def _forward_scan(
-        self, half: _Half, init: list[Any], chunk: Any | None
+        self, half: _Half, init: list[Any], some: tuple[Any, int] | None = None
     ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
-        """All iterations, or those of one chunk; stacks what `half` says."""
+        """Iterations, stacking what `half` says: all, or so many from one on."""
         consts, rows = self._split(half)
         params = self.first.params
+        first, count = some or (0, self.length)
 
         def body(carry: list[Any], x: Any) -> Any:
-            if chunk is None:
-                slices = x
-            else:
-                slices = _rows_at(rows, self._index(chunk * self.chunk + x))
+            slices = x if some is None else _rows_at(rows, self._index(first + x))
             local = dict(zip(self.carry_in, carry, strict=True)) | consts | slices
             local = self._run(half, local)
             new = [read(local, a) for a in self.carried_out]
@@ -236,8 +237,8 @@ class _Emission:
             kept = [local[v] for v in self.kept] if half is self.step else []
             return new, (out, kept)
 
-        if chunk is not None:
-            return lax.scan(body, init, jnp.arange(self.chunk), unroll=1)
+        if some is not None:
+            return lax.scan(body, init, jnp.arange(count), unroll=1)
         return lax.scan(
             body,
             init,
@@ -249,12 +250,17 @@ class _Emission:
 
     def _forward_in_chunks(self, init: list[Any]) -> tuple[list[Any], list[Any]]:
         def body(carry: list[Any], chunk: Any) -> Any:
-            after, (out, _) = self._forward_scan(self.step_alone, carry, chunk)
+            these = chunk * self.chunk, self.chunk
+            after, (out, _) = self._forward_scan(self.step_alone, carry, these)
             return after, (carry, out)
 
         chunks = jnp.arange(self.length // self.chunk)
         carry, (self.starts, rows) = lax.scan(body, init, chunks)
         rows = [_joined(row) for row in rows]
+        if self.left:
+            those = self.length - self.left, self.left
+            carry, (last, self.last) = self._forward_scan(self.step, carry, those)
+            rows = [jnp.concatenate(parts) for parts in zip(rows, last, strict=True)]
         if self.first.params["reverse"]:
             rows = [jnp.flip(row, 0) for row in rows]
         return carry, rows
@@ -286,37 +292,46 @@ class _Emission:
         return [*carry, *out]
 
     def _backward_in_chunks(self, init: list[Any]) -> list[Any]:
-        consts, rows = self._split(self.back)
         avals = [self._aval(a) for a in self.rows_back]
         filled = [jnp.zeros((self.length, *a.shape), a.dtype) for a in avals]
         chunks = jnp.arange(self.length // self.chunk)
 
         def body(state: Any, x: Any) -> Any:
             chunk, start = x
-            _, (_, kept) = self._forward_scan(self.step, start, chunk)
-            kept = dict(zip(self.kept, kept, strict=True))
+            these = chunk * self.chunk, self.chunk
+            _, (_, kept) = self._forward_scan(self.step, start, these)
+            return self._backward_rows(state, these, kept), None
 
-            def row(state: Any, x: Any) -> Any:
-                (carry, filled), (step, slices) = state, x
-                at = self._index(chunk * self.chunk + step)
-                local = self._backward_carry(carry) | consts | slices
-                local = self._run(self.back, local | _rows_at(rows, at))
-                new = [read(local, a) for a in self.carried_back]
-                out = [read(local, a) for a in self.rows_back]
-                filled = [
-                    lax.dynamic_update_index_in_dim(whole, one, at, 0)
-                    for whole, one in zip(filled, out, strict=True)
-                ]
-                return (new, filled), None
-
-            steps = jnp.arange(self.chunk)
-            state, _ = lax.scan(row, state, (steps, kept), reverse=True)
-            return state, None
-
-        (carry, filled), _ = lax.scan(
-            body, (init, filled), (chunks, self.starts), reverse=True
-        )
+        state = (init, filled)
+        if self.left:
+            those = self.length - self.left, self.left
+            state = self._backward_rows(state, those, self.last)
+        (carry, filled), _ = lax.scan(body, state, (chunks, self.starts), reverse=True)
         return [*carry, *filled]
+
+    def _backward_rows(
+        self, state: tuple[list, list], some: tuple[Any, int], kept: list[Any]
+    ) -> Any:
+        """Some iterations, from the rows that the forward scan kept for them."""
+        consts, rows = self._split(self.back)
+        first, count = some
+
+        def row(state: Any, x: Any) -> Any:
+            (carry, filled), (step, slices) = state, x
+            at = self._index(first + step)
+            local = self._backward_carry(carry) | consts | slices
+            local = self._run(self.back, local | _rows_at(rows, at))
+            new = [read(local, a) for a in self.carried_back]
+            out = [read(local, a) for a in self.rows_back]
+            filled = [
+                lax.dynamic_update_index_in_dim(whole, one, at, 0)
+                for whole, one in zip(filled, out, strict=True)
+            ]
+            return (new, filled), None
+
+        stacks = dict(zip(self.kept, kept, strict=True))
+        state, _ = lax.scan(row, state, (jnp.arange(count), stacks), reverse=True)
+        return state
 
     def _backward_carry(self, carry: list[Any]) -> dict[Variable, Any]:
         variables = [self.pair.joint.operands[i] for i in self.theirs.carry]

@@ -4,24 +4,18 @@ The joint body of a scan pair is a straight line with a seam: ops before it run 
 forward scan, ops after it in the backward scan, and what is alive across it is stacked,
 one row per iteration. That is a planning problem of which only the bytes at one
 position count, and so it has an exact solution at every price per byte (`min_cut`).
-Those solutions are the corners of the best trade; between two corners the planner's own
-moves (`search`) take back what the bytes allowed leave room for. For them the seam is
-an op whose workspace is larger than all else, and the pool is that workspace plus the
-bytes allowed.
+Those solutions are the corners of the best trade; what lies between two corners is
+found by branching (`scan_branch`). As a planning problem the seam is an op whose
+workspace is larger than all else.
 """
 
-import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from .._planning.min_cut import FlowNetwork
 from .._planning.retention import Edit, Retention
-from .._planning.search import Effort, Search
 from .._planning.types import Op, OpId, Problem, Value, ValueId
 
-_EFFORT = Effort(rounds=0, moves=2_000)
-_NEAR_TRIES = 32
-_NEAR_SCALES = (0.4, 1.6)
 _UNITS = 1 << 40
 _MOST_CORNERS = 24
 
@@ -35,12 +29,41 @@ class SeamProblem:
       seam: the op that stands for it.
       workspace: its bytes.
       never_kept: values that must not be alive across it.
+      arithmetic: floating point operations per op.
+      policies: sets of values; each is what a policy of `jax.checkpoint` may keep.
     """
 
     problem: Problem
     seam: OpId
     workspace: int
     never_kept: frozenset[ValueId] = frozenset()
+    arithmetic: tuple[float, ...] = ()
+    policies: tuple[frozenset[ValueId], ...] = ()
+
+    @property
+    def lowest_price(self) -> float:
+        """Seconds per byte at which nothing that costs anything is repeated."""
+        return self.highest_price * 1e-6 / self.workspace
+
+    @property
+    def highest_price(self) -> float:
+        """Seconds per byte at which as few bytes as possible are stacked."""
+        return max(self.problem.cost(self.problem.program_order), 1e-30)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a cut says: values carried across the seam, ops repeated behind it.
+
+    Attributes:
+      row: bytes of the values.
+      cost: seconds of the ops that the first half runs too.
+    """
+
+    carried: frozenset[ValueId]
+    repeated: frozenset[OpId]
+    row: int
+    cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +86,10 @@ def with_seam(
     values: Sequence[Value],
     boundary: int,
     never_kept: frozenset[ValueId] = frozenset(),
+    arithmetic: Sequence[float] = (),
+    policies: Sequence[frozenset[ValueId]] = (),
 ) -> SeamProblem:
-    """Puts a seam before op `boundary`."""
+    """Puts a seam before op `boundary`; for the rest see `SeamProblem`."""
     # For moves, what must not be kept is as large as all that there is.
     total = 1 + sum(value.size for value in values)
     values = [
@@ -74,7 +99,11 @@ def with_seam(
     workspace = 1 + sum(value.size for value in values)
     seam = Op("seam", (), (), 0.0, workspace=workspace, is_recomputable=False)
     problem = Problem((*ops[:boundary], seam, *ops[boundary:]), tuple(values))
-    return SeamProblem(problem, boundary, workspace, never_kept)
+    counted = tuple(arithmetic) or (0.0,) * len(ops)
+    counted = (*counted[:boundary], 0.0, *counted[boundary:])
+    return SeamProblem(
+        problem, boundary, workspace, never_kept, counted, tuple(policies)
+    )
 
 
 def corners(body: SeamProblem) -> list[Keeping]:
@@ -82,11 +111,9 @@ def corners(body: SeamProblem) -> list[Keeping]:
 
     The first recomputes nothing that costs anything; the last stacks the fewest bytes.
     """
-    total = body.problem.cost(body.problem.program_order)
-    dear = max(total, 1e-30)
     ends = [
-        keep_at_price(body, dear * 1e-6 / body.workspace),
-        keep_at_price(body, dear),
+        keep_at_price(body, body.lowest_price),
+        keep_at_price(body, body.highest_price),
     ]
     found = {keeping.row: keeping for keeping in ends}
     todo = [tuple(ends)]
@@ -107,66 +134,35 @@ def corners(body: SeamProblem) -> list[Keeping]:
     return kept
 
 
-def keep_within(body: SeamProblem, known: Sequence[Keeping], row: int) -> Keeping:
-    """The cheapest choice found that stacks at most `row` bytes per iteration.
-
-    Args:
-      known: `corners(body)`.
-      row: at least the bytes of the last corner.
-    """
-    below = next(keeping for keeping in known if keeping.row <= row)
-    above = min((k for k in known if k.row > row), key=lambda k: k.row, default=below)
-    found = [below]
-    for corner in (above, below, *_near(body, below, above)):
-        state = Retention(body.problem)
-        state.restore(corner.positions)
-        search = Search(state, body.workspace + row, _EFFORT)
-        if search.relieve():
-            search.trim()
-            found.append(_keeping(body, state))
-    return min(found, key=lambda keeping: (keeping.cost, keeping.row))
+def keep_at_price(body: SeamProblem, price: float) -> Keeping:
+    """The choice with the least cost at `price` seconds per byte of a row."""
+    return as_keeping(body, choose_at_price(body, price).repeated)
 
 
-def _near(body: SeamProblem, below: Keeping, above: Keeping) -> list[Keeping]:
-    """Choices near the edge between two corners, best at slightly other sizes."""
-    if above.row <= below.row:
-        return []
-    rng = random.Random(0)
-    price = (below.cost - above.cost) / (above.row - below.row)
-    found = {}
-    for _ in range(_NEAR_TRIES):
-        scale = [rng.uniform(*_NEAR_SCALES) for _ in body.problem.values]
-        keeping = keep_at_price(body, price, scale)
-        found[keeping.positions] = keeping
-    return list(found.values())
-
-
-def keep_at_price(
-    body: SeamProblem, price: float, scale: Sequence[float] | None = None
-) -> Keeping:
-    """The choice with the least cost at `price` seconds per byte of a row.
-
-    Args:
-      scale: factors on the price, per value.
-    """
-    problem, seam = body.problem, body.seam
-    repeated = _repeated(body, price, scale or [1.0] * len(problem.values))
-    state = Retention(problem)
-    first_read = _first_reads(problem, seam, repeated)
+def as_keeping(body: SeamProblem, repeated: Set[OpId]) -> Keeping:
+    """The choice that repeats these ops, which are enough."""
+    state = Retention(body.problem)
+    first_read = _first_reads(body.problem, body.seam, repeated)
     log: list[Edit] = []
     for op in sorted(repeated):
         state.insert(op, first_read[op], log)
     state.sweep(sorted(repeated), log)
-    return _keeping(body, state)
-
-
-def _keeping(body: SeamProblem, state: Retention) -> Keeping:
     row = state.peak() - body.workspace
     return Keeping(state.snapshot(), max(row, 0), state.cost)
 
 
-def _repeated(body: SeamProblem, price: float, scale: Sequence[float]) -> set[OpId]:
-    """Ops of the first half that run behind the seam, by a minimum cut."""
+def choose_at_price(
+    body: SeamProblem,
+    price: float,
+    carried: Set[ValueId] = frozenset(),
+    gone: Set[ValueId] = frozenset(),
+) -> Choice:
+    """The cheapest choice at `price` seconds per byte, by a minimum cut.
+
+    Args:
+      carried: values carried across the seam whatever they cost.
+      gone: values that are not, if there is any other way.
+    """
     problem, seam = body.problem, body.seam
     source, sink = 0, 1
     value_node = {
@@ -175,17 +171,18 @@ def _repeated(body: SeamProblem, price: float, scale: Sequence[float]) -> set[Op
     }
     op_node = {op: 2 + len(value_node) + op for op in range(seam)}
     network = FlowNetwork(2 + len(value_node) + seam)
-    unit = _UNITS / max(problem.cost(problem.program_order), 1e-30)
+    unit = _UNITS / body.highest_price
     must_run = _must_run(problem, seam)
+    shut = body.never_kept | gone
     for k, op in enumerate(problem.ops[:seam]):
         # A value that the first half does without is not computed there, but here.
         cost = op.cost * unit if k in must_run else 0
         capacity = round(cost) + 1 if op.is_recomputable else None
         network.add(op_node[k], sink, capacity)
         for v in op.outputs:
-            carried = price * scale[v] * problem.values[v].size * unit
-            is_open = v not in body.never_kept
-            network.add(value_node[v], op_node[k], round(carried) if is_open else None)
+            bytes_cost = 0 if v in carried else price * problem.values[v].size * unit
+            capacity = None if v in shut else round(bytes_cost)
+            network.add(value_node[v], op_node[k], capacity)
         for v in op.inputs:
             if v in value_node:
                 network.add(op_node[k], value_node[v], None)
@@ -193,8 +190,19 @@ def _repeated(body: SeamProblem, price: float, scale: Sequence[float]) -> set[Op
         for v in op.inputs:
             if v in value_node:
                 network.add(source, value_node[v], None)
-    chosen = network.source_side(source, sink)
-    return {k for k, node in op_node.items() if node in chosen}
+    side = network.source_side(source, sink)
+    repeated = frozenset(k for k, node in op_node.items() if node in side)
+    kept = carried | {
+        v
+        for v, node in value_node.items()
+        if node in side and problem.producer[v] not in repeated
+    }
+    return Choice(
+        frozenset(kept),
+        repeated,
+        sum(problem.values[v].size for v in kept),
+        sum(problem.ops[k].cost for k in repeated & must_run),
+    )
 
 
 def _must_run(problem: Problem, seam: OpId) -> set[OpId]:
@@ -209,7 +217,7 @@ def _must_run(problem: Problem, seam: OpId) -> set[OpId]:
     return found
 
 
-def _first_reads(problem: Problem, seam: OpId, repeated: set[OpId]) -> dict[OpId, int]:
+def _first_reads(problem: Problem, seam: OpId, repeated: Set[OpId]) -> dict[OpId, int]:
     """Where behind the seam each repeated op is first needed."""
     needed: dict[int, int] = {}
     for k in range(len(problem.ops) - 1, seam, -1):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .._planning.types import Op, Value
+from .._planning.types import Op, Value, ValueId
 from .._program.cost import DeviceRates, flops
 from .._program.pins import dropped, late_equations
 from .._program.profile import is_recomputable
@@ -14,6 +14,8 @@ from .scan_plan import SeamProblem, with_seam
 
 _FUSED = 0.25
 """Share of a streaming pass that an elementwise equation inside a fusion costs."""
+
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +80,7 @@ class _Builder:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.equations: list[int | None] = []
+        self.arithmetic: list[float] = []
         self.boundary = 0
 
     def add_operands(self) -> None:
@@ -118,6 +121,7 @@ class _Builder:
             )
         )
         self.equations.append(k)
+        self.arithmetic.append(operations)
 
     def build(self) -> BodyProblem:
         second = range(self.pair.joint.boundary, len(self.joint.equations))
@@ -127,7 +131,14 @@ class _Builder:
             for v in dropped(self.joint, second, late)
             if self.values[self.number[v]].size
         )
-        body = with_seam(self.ops, self.values, self.boundary, never)
+        body = with_seam(
+            self.ops,
+            self.values,
+            self.boundary,
+            never,
+            self.arithmetic,
+            self._policies(),
+        )
         first = zip(self.ops[: self.boundary], self.equations, strict=False)
         can_repeat = all(op.is_recomputable for op, k in first if k is not None)
         self.equations.insert(body.seam, None)
@@ -146,6 +157,26 @@ class _Builder:
     def _fixed(self, name: str, inputs: tuple[int, ...], output: int) -> None:
         self.ops.append(Op(name, inputs, (output,), 0.0, is_recomputable=False))
         self.equations.append(None)
+        self.arithmetic.append(0.0)
+
+    def _policies(self) -> list[frozenset[ValueId]]:
+        """What the usual policies of `jax.checkpoint` keep."""
+        products = [
+            (equation, frozenset(self.number[v] for v in equation.outputs))
+            for equation in self.joint.equations[: self.pair.joint.boundary]
+            if equation.primitive.name in _PRODUCTS
+        ]
+        unbatched = [kept for equation, kept in products if not _is_batched(equation)]
+        every = [kept for _, kept in products]
+        return [frozenset().union(*some) for some in ([], unbatched, every)]
+
+
+def _is_batched(equation: Equation) -> bool:
+    """Whether a policy that saves products without batch dimensions leaves it out."""
+    if equation.primitive.name != "dot_general":
+        return True
+    _, (batch, _) = equation.params["dimension_numbers"]
+    return bool(batch)
 
 
 def _wanted(
