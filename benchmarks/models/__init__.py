@@ -9,6 +9,7 @@ from . import (
     bert_large,
     bilstm,
     equinox_transformer,
+    flax_scanned_gpt,
     gpt2,
     gpt3,
     inception_v3,
@@ -36,8 +37,12 @@ _BUILDERS = {
     "spos": spos.build,
 }
 MODELS = tuple(_BUILDERS)
-_BUILDERS["scanned_gpt"] = scanned_gpt.build
-SCANNED = ("scanned_gpt",)
+_SCANNED = {
+    "scanned_gpt": scanned_gpt.build,
+    "flax_scanned_gpt": flax_scanned_gpt.build,
+}
+_BUILDERS |= _SCANNED
+SCANNED = tuple(_SCANNED)
 """Layers in one `lax.scan`; `benchmarks.loops` measures them."""
 PAPER = (
     "gpt3",
