@@ -101,6 +101,30 @@ def checkpointed(weights, x):
     return train_step(loss_of, weights, x)
 
 
+def skipped(weights, x):
+    """Layers that are left out by chance, as `cond` and as `switch`."""
+    keys = jax.random.split(jax.random.key(0), len(weights["up"]))
+
+    def body(x, layer):
+        weights, key = layer
+        is_kept = jax.random.bernoulli(key, 0.6)
+        return lax.cond(is_kept, block, lambda x, *_: x, x, weights, key), None
+
+    def another(x, layer):
+        weights, key = layer
+        which = jax.random.randint(key, (), 0, 3)
+        branches = lambda x, *_: 0.5 * x, block, lambda x, *_: x
+        x = lax.switch(which, branches, x, weights, key)
+        return x, x[0]
+
+    def loss_of(weights, x):
+        x, _ = lax.scan(body, x, (weights, keys))
+        x, rows = lax.scan(another, x, (weights, keys), reverse=True)
+        return jnp.mean(x**2) + jnp.mean(rows)
+
+    return train_step(loss_of, weights, x)
+
+
 def mapped(weights, x):
     """A map over parts of the batch, whose results and residuals one branch makes."""
 
@@ -144,6 +168,7 @@ STEPS = {
     "checkpointed": checkpointed,
     "carried_key": carried_key,
     "mapped": mapped,
+    "skipped": skipped,
 }
 
 

@@ -1,13 +1,14 @@
 """The bodies of two scans as one straight-line program."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jax.extend import source_info_util
 
 from .._program.pins import mark_kept
 from .._program.rules import Rules
 from .._program.trace import Atom, Builder, Equation, Program, Variable, drop_dead
+from .branches import Apart, take_apart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,12 +21,14 @@ class Joint:
       results: number of outputs that are the first's.
       operands: per operand of the second equation, its variable in `program`, or the
         literal that it is.
+      apart: equations out of a branch of a `cond`.
     """
 
     program: Program
     boundary: int
     results: int
     operands: tuple[Atom, ...]
+    apart: Mapping[int, Apart] = field(default_factory=dict)
 
 
 def flatten_joint(
@@ -42,8 +45,8 @@ def flatten_joint(
       same: operands of the second body that are ("input", i) operand `i` of the first
         body or ("output", i) its result `i`.
       rules: the user's.
-      merge: False leaves equal equations apart; those of the first body then have the
-        numbers they have in it.
+      merge: False leaves equal equations apart and branches whole; the equations of the
+        first body then have the numbers they have in it.
     """
     builder = Builder(merge, rules, is_joint=True)
     top = source_info_util.new_name_stack()
@@ -78,4 +81,7 @@ def flatten_joint(
         (False,) * len(arguments),
         rules=rules,
     )
-    return Joint(mark_kept(program), boundary, len(results), tuple(theirs))
+    apart: dict[int, Apart] = {}
+    if merge:
+        program, boundary, apart = take_apart(program, boundary)
+    return Joint(mark_kept(program), boundary, len(results), tuple(theirs), apart)

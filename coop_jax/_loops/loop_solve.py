@@ -15,6 +15,7 @@ step without pairs is left to its `Workbench`.
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,6 +89,7 @@ class LoopWorkbench:
         units = self.plain.profile.units
         self._op_of = {unit.root: op for op, unit in enumerate(units)}
         self.rewritten: list[Rewritten] = []
+        self._choosing_seconds = 0.0
 
     @property
     def unplanned(self) -> MemoryUse:
@@ -112,7 +114,8 @@ class LoopWorkbench:
     @property
     def plan_seconds(self) -> float:
         """Wall time planning so far."""
-        return sum(bench.plan_seconds for bench in self._benches())
+        inside = sum(bench.plan_seconds for bench in self._benches())
+        return inside + self._choosing_seconds
 
     @property
     def baseline_seconds(self) -> float:
@@ -305,10 +308,11 @@ class LoopWorkbench:
         return found
 
     def _choose(self, room: int) -> list[Variant]:
-        return choose(
-            [site.choices for site in self.sites],
-            lambda sizes: self._predict(sizes) <= room,
-        )
+        start = time.perf_counter()
+        pairs = [site.choices for site in self.sites]
+        variants = choose(pairs, lambda sizes: self._predict(sizes) <= room)
+        self._choosing_seconds += time.perf_counter() - start
+        return variants
 
     def _predict(self, sizes: Sequence[int]) -> int:
         """Bytes of temporaries if the pairs hold these bytes, by what XLA measured."""

@@ -25,6 +25,7 @@ from jax import lax
 
 from .._program.pins import pinned
 from .._program.trace import Atom, Equation, Literal, Program, Variable, flatten, read
+from .branches import branch_steps
 from .loops import scan_with
 from .scan_pairs import ScanPair, ScanParts
 from .scan_plan import Keeping
@@ -108,11 +109,14 @@ class _Half:
     """One body of a rewritten pair: what it runs and needs.
 
     Attributes:
-      equations: of the joint body, in the order they run.
+      steps: equations of the joint body in the order they run, those out of one branch
+        together.
+      outside: variables that others than the step that makes them read.
       needs: variables it reads and does not compute.
     """
 
-    equations: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+    outside: frozenset[Variable]
     needs: tuple[Variable, ...]
 
 
@@ -123,6 +127,7 @@ class _Emission:
         self.pair = pair = rewriting.pair
         self.chunk = rewriting.chunk
         self.joint = pair.joint.program
+        self.apart = pair.joint.apart
         self.alias_of = rewriting.body.alias_of
         self.length = pair.length
         self.first = program.equations[pair.forward]
@@ -163,20 +168,43 @@ class _Emission:
             if equation.effects or any(v in wanted for v in equation.outputs):
                 kept.append(k)
                 wanted.difference_update(equation.outputs)
-                wanted.update(self._reads(equation))
+                wanted.update(self._reads(k))
         constants = {v for v, _ in self.joint.constants}
-        return _Half(tuple(kept[::-1]), tuple(sorted(wanted - constants)))
+        needs = tuple(sorted(wanted - constants))
+        if not any(k in self.apart for k in kept):
+            return _Half(tuple((k,) for k in kept[::-1]), frozenset(), needs)
+        steps = branch_steps(kept[::-1], self.joint.equations, self.apart)
+        return _Half(steps, self._outside(steps, outputs), needs)
 
-    def _reads(self, equation: Equation) -> list[Variable]:
-        return [self.alias_of.get(v, v) for v in equation.variables]
+    def _outside(
+        self, steps: Sequence[Sequence[int]], outputs: Sequence[Atom]
+    ) -> frozenset[Variable]:
+        equations = self.joint.equations
+        found = {a for a in outputs if not isinstance(a, Literal)}
+        for step in steps:
+            made = {v for k in step for v in equations[k].outputs}
+            reads = {v for k in step for v in self._reads(k)}
+            found |= reads - made
+        return frozenset(found)
+
+    def _reads(self, k: int) -> list[Variable]:
+        reads = [self.alias_of.get(v, v) for v in self.joint.equations[k].variables]
+        index = self.apart[k].index if k in self.apart else None
+        return reads if index is None or isinstance(index, Literal) else [*reads, index]
 
     def _run(self, half: _Half, local: dict[Variable, Any]) -> dict[Variable, Any]:
         local = dict(self.joint.constants) | local
-        for k in half.equations:
-            equation = self.joint.equations[k]
-            operands = [read(local, self._resolved(a)) for a in equation.inputs]
-            outputs = equation.bind(*operands)
-            local.update(zip(equation.outputs, outputs, strict=True))
+        for step in half.steps:
+            equations = [self.joint.equations[k] for k in step]
+            if step[0] in self.apart:
+                made = [v for e in equations for v in e.outputs if v in half.outside]
+                run = self.apart[step[0]].run
+                outputs = run(equations, made, self.joint.avals, local)
+            else:
+                (equation,), made = equations, equations[0].outputs
+                operands = [read(local, self._resolved(a)) for a in equation.inputs]
+                outputs = equation.bind(*operands)
+            local.update(zip(made, outputs, strict=True))
         return local
 
     # Operands

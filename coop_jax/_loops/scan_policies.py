@@ -3,8 +3,8 @@
 The cheapest choice is cheapest by modelled time, and a little time by the model can
 stand against much arithmetic: what is saved in traffic depends on what XLA fuses, which
 the model guesses. So a choice is held against what the usual policies of
-`jax.checkpoint` would keep in no more bytes. If one of them does less arithmetic, the
-choice is made again with more weight on arithmetic, until it does no more.
+`jax.checkpoint` would keep in about as many bytes. If one of them does less arithmetic,
+the choice is made again with more weight on arithmetic, until it does no more.
 """
 
 from dataclasses import replace
@@ -13,26 +13,35 @@ from .._planning.types import Op
 from .scan_branch import keep_within
 from .scan_plan import Keeping, SeamProblem, as_keeping, choose_at_price
 
-_WEIGHTS = (1.0, 4.0, 16.0, 64.0)
+_WEIGHTS = (1.0, 8.0, 64.0)
 """Of all arithmetic, in units of the modelled time of both bodies."""
+_ABOUT = 1.1
+"""Of the bytes of a row: what surrounds the scans differs from program to program."""
 _EQUAL = 1e-3
 """Share of the arithmetic of both bodies below which two choices do as much."""
 
 
 def keep_by_rule(body: SeamProblem, row: int) -> Keeping | None:
-    """The cheapest choice found that obeys the rule; None if none is within `row`."""
-    found = keep_within(body, row)
-    policies = [keeping for keeping in policy_keepings(body) if keeping.row <= row]
-    if found is None or not policies:
-        return found
-    least = min(policies, key=lambda keeping: arithmetic(body, keeping))
-    allowed = arithmetic(body, least) + _EQUAL * sum(body.arithmetic)
+    """The cheapest choice found that obeys the rule; None if none is within `row`.
+
+    If a policy does less arithmetic in slightly more bytes than there are, and nothing
+    found is as good, it is the choice with the least arithmetic.
+    """
+    best = keep_within(body, row)
+    policies = [p for p in policy_keepings(body) if p.row <= _ABOUT * row]
+    if best is None or not policies:
+        return best
+    allowed = min(arithmetic(body, policy) for policy in policies)
+    allowed += _EQUAL * sum(body.arithmetic)
+    found = [best]
     for weight in _WEIGHTS:
-        if arithmetic(body, found) <= allowed:
-            return found
+        if arithmetic(body, found[-1]) <= allowed:
+            return found[-1]
         weighted = keep_within(_weighted(body, weight), row)
-        found = replace(weighted or least, cost=_cost(body, weighted or least))
-    return found if arithmetic(body, found) <= allowed else least
+        if weighted:
+            found.append(replace(weighted, cost=_cost(body, weighted)))
+    found += [policy for policy in policies if policy.row <= row]
+    return min(found, key=lambda keeping: (arithmetic(body, keeping), keeping.cost))
 
 
 def policy_keepings(body: SeamProblem) -> list[Keeping]:
