@@ -3,12 +3,15 @@
     JAX_PLATFORMS=cpu python -m benchmarks.loops compile
     JAX_PLATFORMS=cpu python -m benchmarks.loops floor
     JAX_PLATFORMS=cpu python -m benchmarks.loops accumulate
+    JAX_PLATFORMS=cpu python -m benchmarks.loops skip
 
 compile: seconds of the processor for lowering and compiling the step as written and
 as planned, each alone, and for planning altogether, which compiles several
 programs; 12 and 96 layers. floor: the smallest program by number of layers, beside
 `jax.checkpoint` of the body. accumulate: the smallest program of a step that
-accumulates gradients over micro-batches, beside that of one micro-batch.
+accumulates gradients over micro-batches, beside that of one micro-batch. skip: a step
+that leaves a tenth of its layers out with a `cond`, at the bytes of each policy of
+`jax.checkpoint`; flops are counted on the program, a `cond` by its dearest branch.
 
 The model is the small scanned GPT (`benchmarks.models.scanned_gpt`). Nothing is run.
 """
@@ -21,8 +24,10 @@ from typing import Any
 import jax
 
 import coop_jax
+from coop_jax._fitting.compile import flat_step
+from coop_jax._program.cost import program_flops
 
-from .models import scanned_gpt
+from .models import POLICIES, scanned_gpt
 from .models.training_step import TrainingStep
 
 
@@ -77,6 +82,37 @@ def accumulation(parts: int, config: dict[str, Any]) -> None:
     print(f"{parts} micro-batches        {_mega(together.temp)}  {over}")
 
 
+def skipping(config: dict[str, Any]) -> None:
+    """Prints bytes and flops of each policy, and of the plan at its bytes."""
+    config = {"skipped": 0.1, **config}
+    written = scanned_gpt.build(**config)
+    base = _flops(written)
+    print(
+        "policy                           |        bytes  flops |         plan  flops"
+    )
+    for policy in POLICIES:
+        model = scanned_gpt.build(policy=policy, **config)
+        measured = _measured(model).total
+        step = coop_jax.remat(
+            written.step,
+            measured,
+            donate_argnums=written.donate_argnums,
+            progress=False,
+        )
+        plan = step.plan(*written.abstract_args())
+        print(
+            f"{policy:32} | {_mega(measured)}  {_flops(model) / base:.3f} "
+            f"| {_mega(plan.measured.total)}  {plan.flops:.3f}",
+            flush=True,
+        )
+
+
+def _flops(model: TrainingStep) -> float:
+    args = model.abstract_args()
+    traced = jax.jit(model.step).trace(*args)
+    return program_flops(flat_step(traced, jax.tree.leaves(args)).program)
+
+
 def _floor(model: TrainingStep) -> coop_jax.Plan:
     step = coop_jax.remat(
         model.step, "min", donate_argnums=model.donate_argnums, progress=False
@@ -102,7 +138,7 @@ def _mega(size: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("compile", "floor", "accumulate"))
+    parser.add_argument("what", choices=("compile", "floor", "accumulate", "skip"))
     parser.add_argument("--layers", type=int, nargs="+")
     parser.add_argument("--budget", type=float, nargs="+", default=[0.5, 0.2])
     parser.add_argument("--parts", type=int, default=4, help="micro-batches")
@@ -114,8 +150,10 @@ def main() -> None:
             compile_times(options.layers or (12, 96), share, config)
     elif options.what == "floor":
         floors(options.layers or (24, 64), config)
-    else:
+    elif options.what == "accumulate":
         accumulation(options.parts, config)
+    else:
+        skipping(config)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """A GPT whose layers are one `lax.scan` over stacked parameters, in plain JAX.
 
 Dropout in attention and behind both halves of a block, from one key per layer; AdamW
-after clipping by the global norm; gradients accumulated over micro-batches in a scan
-where asked. "paper" is GPT-2 medium with bfloat16 activations.
+after clipping by the global norm; gradients accumulated over micro-batches in a scan,
+and layers skipped by chance with a `cond`, where asked. "paper" is GPT-2 medium with
+bfloat16 activations.
 """
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +20,11 @@ from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes; `batch` is per micro-batch, of which a step takes `micro_batches`."""
+    """Sizes; `batch` is per micro-batch, of which a step takes `micro_batches`.
+
+    `skipped` is the share of layers that a step leaves out (LayerDrop: Fan et al.,
+    2020).
+    """
 
     layers: int
     width: int
@@ -29,6 +35,7 @@ class Config:
     dtype: Any = jnp.float32
     dropout: float = 0.1
     micro_batches: int = 1
+    skipped: float = 0.0
 
 
 SIZES = {
@@ -83,6 +90,15 @@ def _block(config, x, layer, key):
     return x + _dropout(y, config.dropout, keys[2])
 
 
+def _block_or_not(config, x, layer, key):
+    if not config.skipped:
+        return _block(config, x, layer, key)
+    chance_key, key = jax.random.split(key)
+    is_kept = jax.random.bernoulli(chance_key, 1 - config.skipped)
+    block = functools.partial(_block, config)
+    return lax.cond(is_kept, block, lambda x, *_: x, x, layer, key)
+
+
 def _init(config, key):
     width, vocabulary = config.width, config.vocabulary
     shapes = {
@@ -111,7 +127,7 @@ def loss_function(config: Config, policy: str | None = None, unroll: int = 1):
     """The mean loss as a function of (params, tokens, targets, key)."""
 
     def body(x, layer_and_key):
-        return _block(config, x, *layer_and_key), None
+        return _block_or_not(config, x, *layer_and_key), None
 
     if policy is not None:
         # Scan keeps the copies apart by itself, so JAX's advice is `prevent_cse=False`.
