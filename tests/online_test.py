@@ -198,6 +198,27 @@ def test_a_tiny_value_is_held_for_what_may_be_computed_from_it_again() -> None:
     assert limits.held == {} and 1 not in limits.due[2]
 
 
+def test_a_tiny_value_is_held_no_longer_than_it_is_of_use() -> None:
+    # 2 comes from argument 0; 3, of 64 times its bytes, from 2 and argument 1. First 0
+    # is overwritten, then 1, and then 3 is read: it has to be there since op 3.
+    several = problem(
+        [
+            op((0,), (2,)),
+            op((1, 2), (3,)),
+            op((0,), (4,)),
+            op((1,), (5,)),
+            op((3,), (6,)),
+        ],
+        [0, 4, 256, 0, 0, 0],
+        v1=Value("v1", 0, is_argument=True),
+        v4=Value("v4", 0, is_output=True, overwrites=0),
+        v5=Value("v5", 0, is_output=True, overwrites=1),
+        v6=Value("v6", 0, is_output=True),
+    )
+    limits = deadlines(several, Lifetimes())
+    assert limits.held == {2: 3} and limits.due == {2: [2], 3: [3]}
+
+
 def test_what_comes_from_an_op_that_runs_once_comes_back_while_that_is_there() -> None:
     # 1 is drawn once and last read by op 4; 2 comes from it and is read by op 5.
     draw = Op("draw", (0,), (1,), 1.0, is_recomputable=False)

@@ -10,6 +10,7 @@ dropout mask, and all that is computed from one. Hence values that are tiny besi
 is made of them are kept as long as any of that may be needed.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -59,49 +60,89 @@ def deadlines(problem: Problem, lifetimes: Lifetimes) -> Deadlines:
     overwriters = {
         values[v].overwrites: k for k, op in enumerate(ops) for v in op.outputs
     }
-    writers = {k for v, k in overwriters.items() if v is not None}
+    once = {k for v, k in overwriters.items() if v is not None}
+    once |= {k for k, op in enumerate(ops) if not op.is_recomputable}
     # What an op needs can be had, computed again or not, until this turn.
     until = [overwriters.get(v, end) for v in range(len(values))]
     for v, value in enumerate(values):
         if value.is_argument and value.size > 0 and not value.is_output:
             until[v] = min(until[v], max(last_use.get(v, 0), held.get(v, 0)))
-    needed, made = _needs(problem, lifetimes.kept)
+    again = _computed_again(problem, lifetimes.kept)
+    tiny = _tiny(problem, again) - overwriters.keys()
+    longest = _last_turns(problem, once, last_use, until, dict.fromkeys(tiny, end))
+    needed = _needs(problem, again, longest)
+    hold = {v: needed[v] for v in tiny}
+    last = _last_turns(problem, once, last_use, until, hold)
     deadline = [end] * len(values)
     due: dict[OpId, list[ValueId]] = {}
     for k, op in enumerate(ops):
-        is_once = not op.is_recomputable or k in writers
-        last = k if is_once else min((until[v] for v in op.inputs), default=end)
         for v in op.outputs:
-            deadline[v], until[v] = last, max(last, last_use.get(v, k))
-            is_tiny = 0 < _TINY * values[v].size <= made[v]
-            if until[v] < needed[v] and is_tiny and v not in overwriters:
-                held[v] = until[v] = needed[v]
-            if k < last < until[v] and values[v].size > 0:
-                due.setdefault(last, []).append(v)
+            deadline[v] = last[k]
+            if max(last[k], last_use.get(v, k)) < until[v]:
+                held[v] = until[v]
+            if k < last[k] < until[v] and values[v].size > 0:
+                due.setdefault(last[k], []).append(v)
     for v, value in enumerate(values):
         if value.is_argument or value.is_output or v in lifetimes.kept:
             deadline[v] = -1
     return Deadlines(deadline, due, held)
 
 
-def _needs(problem: Problem, kept: frozenset[ValueId]) -> tuple[list[OpId], list[int]]:
-    """Per value, when something computed from it is last read, and the bytes of that.
+def _last_turns(
+    problem: Problem,
+    once: set[OpId],
+    last_use: Mapping[ValueId, OpId],
+    until: list[OpId],
+    hold: Mapping[ValueId, OpId],
+) -> list[OpId]:
+    """Per op, the last turn in which it may run again if these values are held.
 
-    The bytes are those of the ops that read it. Outputs and what is kept are never
-    computed again, and so need nothing.
+    Of the results of ops, says in `until` until when they can be had.
     """
-    needed, made = [-1] * len(problem.values), [0] * len(problem.values)
-    for k in range(len(problem.ops) - 1, -1, -1):
-        op = problem.ops[k]
-        again = [
+    last = []
+    for k, op in enumerate(problem.ops):
+        inputs = (until[v] for v in op.inputs)
+        last.append(k if k in once else min(inputs, default=len(problem.ops)))
+        for v in op.outputs:
+            until[v] = max(last[k], last_use.get(v, k), hold.get(v, k))
+    return last
+
+
+def _computed_again(
+    problem: Problem, kept: frozenset[ValueId]
+) -> list[tuple[ValueId, ...]]:
+    """Per op, the results that may be computed again: no outputs, nothing kept."""
+    values = problem.values
+    return [
+        tuple(
             v
             for v in op.outputs
-            if not (problem.values[v].is_output or v in kept)
-            and problem.values[v].overwrites is None
-        ]
-        turn = max((needed[v] for v in again), default=k)
-        size = sum(problem.values[v].size for v in again)
-        for v in op.inputs:
-            needed[v] = max(needed[v], k, turn)
-            made[v] += size
-    return needed, made
+            if not (values[v].is_output or v in kept) and values[v].overwrites is None
+        )
+        for op in problem.ops
+    ]
+
+
+def _tiny(problem: Problem, again: list[tuple[ValueId, ...]]) -> set[ValueId]:
+    """Values beside which the results of the ops that read them are large."""
+    made: Counter[ValueId] = Counter()
+    for op, results in zip(problem.ops, again, strict=True):
+        size = sum(problem.values[v].size for v in results)
+        made.update(dict.fromkeys(op.inputs, size))
+    sizes = [value.size for value in problem.values]
+    return {v for v, size in made.items() if 0 < _TINY * sizes[v] <= size}
+
+
+def _needs(
+    problem: Problem, again: list[tuple[ValueId, ...]], longest: list[OpId]
+) -> list[OpId]:
+    """Per value, when it, or something computed from it again, is last read.
+
+    Not beyond the turn in which what is computed from it can run at the longest.
+    """
+    needed = [-1] * len(problem.values)
+    for k in range(len(problem.ops) - 1, -1, -1):
+        turn = max((needed[v] for v in again[k]), default=k)
+        for v in problem.ops[k].inputs:
+            needed[v] = max(needed[v], k, min(turn, longest[k]))
+    return needed
