@@ -8,6 +8,7 @@
 
 #include "elementwise_math.h"
 #include "program.h"
+#include "schedule.h"
 
 namespace coop_jax {
 
@@ -106,12 +107,10 @@ template <class Data>
 COOP_INLINE char* Direct(const Row& row, const Array& array, Data* data,
                          int64_t start, int64_t n) {
   bool is_wide = array.storage == Storage::kF64;
-  bool is_word = array.storage == Storage::kF32 ||
-                 array.storage == Storage::kS32 || array.storage == Storage::kU32;
   const Map& map = row.program.maps[array.map];
   const Map::Dimension& inner = map.row.back();
   bool is_short = map.row.size() > 1 && inner.size < n;
-  if (!(is_wide || is_word) || inner.stride != 1 || is_short) return nullptr;
+  if (!IsAsInRegister(array.storage) || inner.stride != 1 || is_short) return nullptr;
   char* place = nullptr;
   char* bytes = static_cast<char*>(const_cast<void*>(static_cast<const void*>(data)));
   ForRuns(map, row.Base(map), start, n,

@@ -132,9 +132,7 @@ class Writer {
     }
     for (size_t m = 0; m < program_.maps.size(); ++m) Base(m);
     for (size_t p = 0; p < program_.phases.size(); ++p) {
-      for (const Step& step : program_.phases[p].uniform) {
-        Compute(step.instruction, "index(0)");
-      }
+      for (int k : program_.phases[p].uniform) Compute(k, "index(0)");
       Walk(p);
     }
     out_ << (program_.has_reductions ? "}\n}\n" : "}\n");
@@ -184,10 +182,10 @@ class Writer {
   void Walk(size_t p) {
     const Phase& phase = program_.phases[p];
     bool is_final = p + 1 == program_.phases.size();
-    for (const Step& step : phase.varying) {
-      const Instruction& made = program_.instructions[step.instruction];
+    for (int k : phase.varying) {
+      const Instruction& made = program_.instructions[k];
       if (!IsReduction(made.opcode)) continue;
-      out_ << RegisterType(made.type) << " fold" << step.instruction << " = "
+      out_ << RegisterType(made.type) << " fold" << k << " = "
            << Identity(made.opcode) << ";\n";
     }
     const char* thread =
@@ -199,14 +197,14 @@ class Writer {
          << "u)) {\n"
          << "const int count = min(index(" << pack_ << "u), index("
          << program_.row_size << "u) - start);\n";
-    for (const Step& step : phase.varying) LoadPack(step);
+    for (int k : phase.varying) LoadPack(k);
     if (is_final) {
       out_ << "Pack<" << StorageType(program_.result.storage) << ", " << pack_
            << "> packed;\n";
     }
     out_ << "#pragma unroll\nfor (int j = 0; j < " << pack_
          << "; ++j) {\nif (j >= count) break;\nconst index i = start + j;\n";
-    for (const Step& step : phase.varying) Compute(step.instruction, "i");
+    for (int k : phase.varying) Compute(k, "i");
     if (is_final) StoreElement();
     out_ << "}\n";
     if (is_final && IsPacked(program_.result)) {
@@ -214,14 +212,14 @@ class Writer {
            << ">(out + base" << program_.result.map << " + start, count, packed);\n";
     }
     out_ << "}\n";
-    for (const Step& step : phase.varying) {
-      const Instruction& made = program_.instructions[step.instruction];
+    for (int k : phase.varying) {
+      const Instruction& made = program_.instructions[k];
       if (!IsReduction(made.opcode)) continue;
-      out_ << "const " << RegisterType(made.type) << " v" << step.instruction << " = "
+      out_ << "const " << RegisterType(made.type) << " v" << k << " = "
            << (made.opcode == Opcode::kReduceSum   ? "block_add"
                : made.opcode == Opcode::kReduceMax ? "block_max"
                                                    : "block_min")
-           << "<" << RegisterType(made.type) << ">(fold" << step.instruction << ", "
+           << "<" << RegisterType(made.type) << ">(fold" << k << ", "
            << Identity(made.opcode) << ");\n";
     }
   }
@@ -232,12 +230,12 @@ class Writer {
                                         : "__int_as_float(0x7f800000)";
   }
 
-  void LoadPack(const Step& step) {
-    const Instruction& made = program_.instructions[step.instruction];
+  void LoadPack(int k) {
+    const Instruction& made = program_.instructions[k];
     if (made.opcode != Opcode::kLoad) return;
     const Array& array = program_.operands[made.a];
     if (!IsPacked(array)) return;
-    std::string pack = "pack" + std::to_string(step.instruction);
+    std::string pack = "pack" + std::to_string(k);
     out_ << "Pack<" << StorageType(array.storage) << ", " << pack_ << "> " << pack
          << ";\nload_pack<" << StorageType(array.storage) << ", " << pack_ << ">(in"
          << made.a << " + base" << array.map << " + start, count, " << pack << ");\n";

@@ -248,19 +248,38 @@ COOP_INLINE T IntegerPow(T x, int64_t n) {
   return static_cast<T>(n < 0 ? 1 / power : power);
 }
 
+// `chosen`, or `x` where that is NaN. Of vectors the bits are joined: GCC merges two
+// selections into one that it does element by element.
+template <class V>
+COOP_INLINE V UnlessNaN(V x, V chosen) {
+  if constexpr (std::is_floating_point_v<V>) {
+    return x != x ? x : chosen;
+  } else {
+    Bits<V> nan = x == x ? Bits<V>{} : BitCast<Bits<V>>(x);
+    return BitCast<V>(BitCast<Bits<V>>(chosen) | nan);
+  }
+}
+
 // Maximum and minimum that pass NaN on.
 template <class V>
 COOP_INLINE V Max(V x, V y) {
-  return (x != x) | (x > y) ? x : y;
+  return UnlessNaN(x, x > y ? x : y);
 }
 template <class V>
 COOP_INLINE V Min(V x, V y) {
-  return (x != x) | (x < y) ? x : y;
+  return UnlessNaN(x, x < y ? x : y);
 }
 
 // bfloat16 and float16, rounded to nearest, ties to even.
 COOP_INLINE float FromBF16(uint16_t bits) {
   return BitCast<float>(static_cast<uint32_t>(bits) << 16);
+}
+template <class V>
+COOP_INLINE V RoundBF16(V x) {
+  Bits<V> bits = BitCast<Bits<V>>(x);
+  Bits<V> rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  V number = BitCast<V>(rounded & 0xffff0000u);
+  return x == x ? number : BitCast<V>((bits | 0x400000u) & 0xffff0000u);
 }
 COOP_INLINE uint16_t ToBF16(float x) {
   uint32_t bits = BitCast<uint32_t>(x);

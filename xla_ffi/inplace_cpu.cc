@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -15,6 +16,7 @@
 #include "handlers.h"
 #include "interpreter.h"
 #include "program.h"
+#include "schedule.h"
 
 namespace ffi = xla::ffi;
 
@@ -28,7 +30,7 @@ constexpr int64_t kShare = 32768;
 // wakes the caller; a thread that comes too late finds nothing to do, so the
 // caller need not wait for it, only keep this alive.
 struct Shares {
-  Program program;
+  Schedule schedule;
   std::vector<const void*> operands;
   void* result;
   int64_t pieces, chunk;
@@ -42,7 +44,7 @@ struct Shares {
       int64_t begin = next.fetch_add(chunk);
       if (begin >= pieces) return;
       int64_t end = std::min(begin + chunk, pieces);
-      Run(program, operands.data(), result, begin, end);
+      Run(schedule, operands.data(), result, begin, end);
       std::lock_guard<std::mutex> lock(mutex);
       done += end - begin;
       if (done == pieces) is_done.notify_all();
@@ -56,19 +58,24 @@ struct Shares {
 };
 
 ffi::Error InplaceImpl(ffi::ThreadPool threads,
-                       ffi::Span<const int64_t> program,
+                       ffi::Span<const int64_t> words,
                        ffi::RemainingArgs operands,
                        ffi::RemainingRets results) {
-  auto shares = std::make_shared<Shares>();
-  ffi::Error error = Prepare(program, operands, results, &shares->program);
+  Program program;
+  ffi::Error error = Prepare(words, operands, results, &program);
   if (error.failure()) return error;
+  auto shares = std::make_shared<Shares>();
+  std::string wrong = MakeSchedule(std::move(program), &shares->schedule);
+  if (!wrong.empty()) {
+    return ffi::Error::InvalidArgument("coop_jax_inplace, program: " + wrong);
+  }
   for (size_t k = 0; k < operands.size(); ++k) {
     shares->operands.push_back(operands.get<ffi::AnyBuffer>(k)->untyped_data());
   }
   shares->result = (*results.get<ffi::AnyBuffer>(0))->untyped_data();
-  shares->pieces = Pieces(shares->program);
+  shares->pieces = Pieces(shares->schedule);
   if (shares->pieces == 0) return ffi::Error::Success();
-  shares->chunk = std::max<int64_t>(1, kShare / PieceSize(shares->program));
+  shares->chunk = std::max<int64_t>(1, kShare / PieceSize(shares->schedule));
   int64_t chunks = (shares->pieces + shares->chunk - 1) / shares->chunk;
   int64_t helpers = std::min(threads.num_threads(), chunks) - 1;
   for (int64_t k = 0; k < helpers; ++k) {
@@ -103,6 +110,8 @@ int coop_jax_ffi_api_minor() { return XLA_FFI_API_MINOR; }
 int coop_jax_check(const int64_t* words, size_t count, char* error, size_t size) {
   coop_jax::Program program;
   std::string wrong = coop_jax::Decode(words, count, &program);
+  coop_jax::Schedule schedule;
+  if (wrong.empty()) wrong = coop_jax::MakeSchedule(program, &schedule);
   return wrong.empty() ? 0 : coop_jax::Fail(wrong, error, size);
 }
 
@@ -133,7 +142,10 @@ int coop_jax_run(const int64_t* words, size_t count, void* const* buffers,
   made.pop_back();
   wrong = CheckBuffers(program, made, result);
   if (!wrong.empty()) return Fail(wrong, error, size);
-  Run(program, buffers, buffers[buffer_count - 1], 0, Pieces(program));
+  Schedule schedule;
+  wrong = MakeSchedule(program, &schedule);
+  if (!wrong.empty()) return Fail(wrong, error, size);
+  Run(schedule, buffers, buffers[buffer_count - 1], 0, Pieces(schedule));
   return 0;
 }
 

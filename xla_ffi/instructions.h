@@ -83,7 +83,7 @@ COOP_INLINE void Floating(const Row& row, const Instruction& made,
       });
     case Opcode::kRoundBF16:
       return Unary<T, T>(row, step, n, [](T x) COOP_LAMBDA {
-        return static_cast<T>(FromBF16(ToBF16(static_cast<float>(x))));
+        return static_cast<T>(RoundBF16(static_cast<float>(x)));
       });
     case Opcode::kRoundF16:
       return Unary<T, T>(row, step, n, [](T x) COOP_LAMBDA {

@@ -5,25 +5,21 @@
 
 #include <cstdint>
 
-#include "program.h"
+#include "schedule.h"
 
 namespace coop_jax {
 
-// Elements that an instruction is run on at once: all registers of a program
-// stay in the first or second level cache.
-inline constexpr int64_t kBlock = 512;
-
-// Pieces of work that may run in any order and at the same time: rows of a
-// program with reductions, else blocks.
-int64_t Pieces(const Program& program);
+// Pieces of work that may run in any order and at the same time: rows, or the blocks
+// of a single row without reductions.
+int64_t Pieces(const Schedule& schedule);
 
 // Elements per piece, about.
-int64_t PieceSize(const Program& program);
+int64_t PieceSize(const Schedule& schedule);
 
 // Runs pieces [begin, end) on buffers that passed `CheckBuffers`. Allocates
 // nothing; uses up to 256 KiB of stack, which rows of a few thousand elements fit
 // into with all their values.
-void Run(const Program& program, const void* const* operands, void* result,
+void Run(const Schedule& schedule, const void* const* operands, void* result,
          int64_t begin, int64_t end);
 
 }  // namespace coop_jax

@@ -145,12 +145,8 @@ class Decoder {
     if (instructions_ == 0) return "no instructions";
     program_.dimensions.clear();
     for (int d = 0; d < rank_; ++d) program_.dimensions.push_back(reader_.Next());
-    if (Product(program_.dimensions) < 0) return "dimensions out of range";
-    int outer = rank_ - program_.row_rank;
-    for (int d = 0; d < rank_; ++d) {
-      (d < outer ? program_.rows : program_.row_size) *= program_.dimensions[d];
-    }
-    return "";
+    size_ = Product(program_.dimensions);
+    return size_ < 0 ? "dimensions out of range" : "";
   }
 
   std::string Maps() {
@@ -166,26 +162,9 @@ class Decoder {
         }
         map.strides.push_back(stride);
       }
-      map.row = RowOf(map);
       program_.maps.push_back(std::move(map));
     }
     return "";
-  }
-
-  std::vector<Map::Dimension> RowOf(const Map& map) const {
-    std::vector<Map::Dimension> row;
-    for (int d = rank_ - program_.row_rank; d < rank_; ++d) {
-      int64_t size = program_.dimensions[d], stride = map.strides[d];
-      if (size == 1) continue;
-      if (!row.empty() && row.back().stride == size * stride) {
-        row.back().size *= size;
-        row.back().stride = stride;
-      } else {
-        row.push_back({size, stride});
-      }
-    }
-    if (row.empty()) row.push_back({1, 0});
-    return row;
   }
 
   std::string Arrays() {
@@ -207,8 +186,7 @@ class Decoder {
     for (int d = 0; d < rank; ++d) array->dimensions.push_back(reader_.Next());
     array->size = Product(array->dimensions);
     if (array->size < 0) return "dimensions out of range";
-    bool is_empty = program_.rows * program_.row_size == 0;
-    if (!is_empty && program_.maps[array->map].last >= array->size) {
+    if (size_ != 0 && program_.maps[array->map].last >= array->size) {
       return "addressed beyond its " + std::to_string(array->size) + " elements";
     }
     return "";
@@ -248,20 +226,15 @@ class Decoder {
                        : made->type;
     int64_t reads[3];
     int count = Reads(*made, reads);
-    made->uniform = true;
     for (int i = 0; i < count; ++i) {
       if (reads[i] < 0 ||
           reads[i] >= static_cast<int64_t>(program_.instructions.size())) {
         return "reads an instruction that is not before it";
       }
       const Instruction& read = program_.instructions[reads[i]];
-      made->uniform &= read.uniform;
       made->reductions = std::max(made->reductions, read.reductions);
     }
-    if (IsReduction(made->opcode)) {
-      made->uniform = true;
-      ++made->reductions;
-    }
+    if (IsReduction(made->opcode)) ++made->reductions;
     return CheckLeaf(made) ? CheckTypes(*made, reads, count)
                            : "an operand, map or exponent out of range";
   }
@@ -271,16 +244,12 @@ class Decoder {
     switch (made->opcode) {
       case Opcode::kLoad:
         if (made->a < 0 || made->a >= operands_) return false;
-        made->uniform = IsUniform(program_.operands[made->a].map);
         return TypeOf(program_.operands[made->a].storage) == made->type;
       case Opcode::kIota:
-        if (made->a < 0 || made->a >= maps_) return false;
-        made->uniform = IsUniform(made->a);
-        return true;
+        return made->a >= 0 && made->a < maps_;
       case Opcode::kRandomBits: {
         if (made->a < 0 || made->a >= operands_) return false;
         if (made->b < 0 || made->b >= maps_) return false;
-        made->uniform = IsUniform(made->b);
         Array& key = program_.operands[made->a];
         key.is_key = true;
         return key.storage == Storage::kU32 && key.size == 2;
@@ -315,11 +284,6 @@ class Decoder {
     }
   }
 
-  bool IsUniform(int64_t map) const {
-    const auto& row = program_.maps[map].row;
-    return row.size() == 1 && (row[0].stride == 0 || row[0].size <= 1);
-  }
-
   // Every element of the result must be written exactly once.
   std::string ResultMap() {
     const Map& map = program_.maps[program_.result.map];
@@ -333,11 +297,11 @@ class Decoder {
               [](auto& x, auto& y) { return x.stride < y.stride; });
     int64_t dense = 1;
     for (const Map::Dimension& dimension : order) {
-      if (program_.rows * program_.row_size == 0) break;
+      if (size_ == 0) break;
       if (dimension.stride != dense) return "the result is not dense";
       dense *= dimension.size;
     }
-    if (program_.rows * program_.row_size != program_.result.size) {
+    if (size_ != program_.result.size) {
       return "the result is not of the program's size";
     }
     return "";
@@ -346,6 +310,7 @@ class Decoder {
   Reader reader_;
   Program& program_;
   int rank_ = 0, maps_ = 0, operands_ = 0, instructions_ = 0;
+  int64_t size_ = 1;
 };
 
 }  // namespace
@@ -399,7 +364,8 @@ int Reads(const Instruction& instruction, int64_t reads[3]) {
 std::string Decode(const int64_t* words, size_t size, Program* program) {
   *program = Program();
   std::string error = Decoder(words, size, program).Decode();
-  return error.empty() ? AllocateRegisters(program) : error;
+  if (error.empty()) Derive(program);
+  return error;
 }
 
 }  // namespace coop_jax

@@ -34,7 +34,6 @@ inline constexpr int64_t kVersion = 1;
 inline constexpr int kMaxRank = 8;
 inline constexpr int kMaxInstructions = 512;
 inline constexpr int kMaxOperands = 32;
-inline constexpr int kMaxRegisters = 64;
 
 // How elements lie in memory.
 enum class Storage { kF32, kF64, kBF16, kF16, kS32, kU32, kPred };
@@ -90,18 +89,12 @@ struct Instruction {
   Type result = Type::kF32;
   int reductions = 0;    // most reductions on a way to here
   bool uniform = false;  // the same all over a row
+  bool repeats = false;  // the same in every row
 };
 
-// An instruction with the registers it works on.
-struct Step {
-  int instruction;
-  int target = 0, a = 0, b = 0, c = 0;
-  bool spread = false;  // uniform, and read by what is not
-};
-
-// One walk over a row. Uniform steps run once, before it.
+// Instructions of one walk over a row. Uniform ones run once, before it.
 struct Phase {
-  std::vector<Step> uniform, varying;
+  std::vector<int> uniform, varying;
 };
 
 struct Program {
@@ -116,12 +109,6 @@ struct Program {
   int64_t rows = 1, row_size = 1;
   bool has_reductions = false, has_f64 = false;
   std::vector<Phase> phases;
-  int registers = 0;
-  int result_register = 0;
-  // All steps in one walk, for rows so short that all their values can be kept.
-  std::vector<Step> whole;
-  int whole_registers = 0;
-  int whole_result_register = 0;
 };
 
 bool IsReduction(Opcode opcode);
@@ -135,8 +122,9 @@ std::string Describe(Storage storage, const int64_t* dimensions, size_t rank);
 // The instructions that an instruction reads; the number of them.
 int Reads(const Instruction& instruction, int64_t reads[3]);
 
-// The last part of `Decode`: fills in `phases`, `registers`.
-std::string AllocateRegisters(Program* program);
+// The last part of `Decode`: fills in what follows from the words, but for maps'
+// extents, and types.
+void Derive(Program* program);
 
 // Decodes and checks a program. Returns what is wrong with it, or "".
 std::string Decode(const int64_t* words, size_t size, Program* program);
