@@ -193,18 +193,15 @@ COOP_INLINE float Log1p(float x) {
 }
 COOP_INLINE double Log1p(double x) { return std::log1p(x); }
 
-// An odd polynomial (minimax), and beyond it 1 - 2 / (e^2x + 1), which the error of
-// e^2x hardly reaches.
+// With h = (e^2x - 1) / 2: h / (1 + h), as h - h^2 / (1 + h) where h is small and
+// 1 - 1 / (1 + h) elsewhere, so that the quotient's error hardly counts.
 template <class V>
 COOP_INLINE V Tanh(V x) {
-  constexpr float kSmall[] = {-0.33333316f, 0.13332695f,   -0.053892724f,
-                              0.021452030f, -0.0076572481f, 0.0017369315f};
-  V magnitude = Abs(x), square = x * x, most = Splat<V>(10.f);
-  V small = x + x * (square * Polynomial(square, kSmall));
+  V magnitude = Abs(x), most = Splat<V>(10.f), one = Splat<V>(1.f);
   SplitExp<V> e = SplitExpOf(2 * (magnitude > most ? most : magnitude));
-  V power = PowerOfTwo<V>(e.power);
-  V large = 1 - 2 / (power * e.fraction + (power + 1));
-  return WithSign(magnitude < 0.75f ? small : large, x);
+  V half = PowerOfTwo<V>(e.power - 1), h = half * e.fraction + (half - 0.5f);
+  V first = h < 1 ? h : one, over = h < 1 ? h * h : one;
+  return WithSign(first - over / (1 + h), x);
 }
 COOP_INLINE double Tanh(double x) { return std::tanh(x); }
 

@@ -23,8 +23,10 @@ namespace ffi = xla::ffi;
 namespace coop_jax {
 namespace {
 
-// Elements worth handing to another thread.
+// Elements worth handing to another thread; and how often a thread comes back for
+// more, which evens out their speeds. What all rows share is computed every time.
 constexpr int64_t kShare = 32768;
+constexpr int64_t kTurns = 16;
 
 // Work that several threads take chunks of. The last one to finish a chunk
 // wakes the caller; a thread that comes too late finds nothing to do, so the
@@ -75,7 +77,8 @@ ffi::Error InplaceImpl(ffi::ThreadPool threads,
   shares->result = (*results.get<ffi::AnyBuffer>(0))->untyped_data();
   shares->pieces = Pieces(shares->schedule);
   if (shares->pieces == 0) return ffi::Error::Success();
-  shares->chunk = std::max<int64_t>(1, kShare / PieceSize(shares->schedule));
+  shares->chunk = std::max({int64_t{1}, kShare / PieceSize(shares->schedule),
+                            shares->pieces / (kTurns * threads.num_threads())});
   int64_t chunks = (shares->pieces + shares->chunk - 1) / shares->chunk;
   int64_t helpers = std::min(threads.num_threads(), chunks) - 1;
   for (int64_t k = 0; k < helpers; ++k) {
