@@ -117,6 +117,58 @@ def test_random_programs_compute_what_numpy_does(data) -> None:
     np.testing.assert_array_equal(result, want)
 
 
+def normalisation(shape: tuple[int, ...], channel: int) -> list[int]:
+    """(x - mean) / (abs(scale) + 0.5) * scale + mean, per channel: an axis."""
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    of_channel = [int(d == channel) for d in range(len(shape))]
+    words = [1, len(shape), len(shape), 2, 3, 9, *shape, *strides, *of_channel]
+    words += [0, 0, len(shape), *shape]
+    words += [0, 1, 1, shape[channel]] * 2
+    words += [0, 0, len(shape), *shape]
+    half = int(np.float32(0.5).view(np.int32))
+    for name, a, b in (
+        ("load", 0, 0), ("load", 1, 0), ("load", 2, 0), ("abs", 2, 0),
+        ("literal", half, 0), ("add", 3, 4), ("sub", 0, 1), ("div", 6, 5),
+        ("add", 7, 1),
+    ):  # fmt: skip
+        words += [OPCODES[name], F32, a, b, 0]
+    return words
+
+
+@pytest.mark.parametrize(
+    ("shape", "channel"),
+    [((5, 7), 1), ((300, 64), 1), ((31, 1024), 1), ((3, 5000), 1), ((2, 9001), 1),
+     ((4, 6, 3136), 1), ((97, 3, 20), 1), ((4001, 3), 1), ((2, 8, 2048), 0)],
+)  # fmt: skip
+def test_what_rows_share_is_the_same_in_all_of_them(shape, channel: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype(np.float32)
+    mean, scale = rng.normal(size=(2, shape[channel])).astype(np.float32)
+    along = [-1 if d == channel else 1 for d in range(len(shape))]
+    center, spread = mean.reshape(along), scale.reshape(along)
+    want = (x - center) / (np.abs(spread) + np.float32(0.5)) + center
+    assert run(normalisation(shape, channel), [x, mean, scale, x]) == ""
+    np.testing.assert_allclose(x, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 15, 127, 128, 129, 5000])
+def test_a_chain_of_links_computes_each_of_them(size: int) -> None:
+    """max(min((2 - x) / (1 - tanh(x)) - x, 9), x), which NaN goes through."""
+    x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    x[size // 2] = np.nan
+    two, one, nine = (int(np.float32(v).view(np.int32)) for v in (2, 1, 9))
+    program = [
+        ("load", F32, 0, 0, 0), ("literal", F32, two, 0, 0), ("sub", F32, 1, 0, 0),
+        ("tanh", F32, 0, 0, 0), ("literal", F32, one, 0, 0), ("sub", F32, 4, 3, 0),
+        ("div", F32, 2, 5, 0), ("sub", F32, 6, 0, 0), ("literal", F32, nine, 0, 0),
+        ("min", F32, 7, 8, 0), ("max", F32, 0, 9, 0),
+    ]  # fmt: skip
+    wide = x.astype(np.float64)
+    want = np.maximum(np.minimum((2 - wide) / (1 - np.tanh(wide)) - wide, 9), wide)
+    assert run(elementwise(program, ["float32"] * 2, x.shape), [x, x]) == ""
+    np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-4)
+
+
 # Accuracy
 
 FUNCTIONS = {

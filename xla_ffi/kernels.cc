@@ -1,6 +1,3 @@
-// Vectors are passed only between functions that are inlined.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 #include "kernels.h"
 
 #include <limits>
@@ -130,7 +127,8 @@ COOP_INLINE bool ExecuteStep(const Row& row, const Step& step, int64_t at, int64
 
 COOP_KERNELS(Any, , 16)
 
-#if defined(__x86_64__)
+// With the sanitizers it is the plain ones that are looked at.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
 COOP_KERNELS(Avx2, __attribute__((target("arch=x86-64-v3"))), 32)
 COOP_KERNELS(Avx512, __attribute__((target("arch=x86-64-v4"))), 64)
 

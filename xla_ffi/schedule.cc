@@ -246,7 +246,8 @@ class Scheduler {
   }
 
   Step StepOf(const std::vector<int>& chain) const {
-    Step step{chain.back()};
+    Step step;
+    step.instruction = chain.back();
     step.target = register_of_[step.instruction];
     step.spread = instructions_[step.instruction].uniform && IsSpread(step.instruction);
     if (IsLink(chain[0])) {

@@ -33,7 +33,7 @@ struct Link {
 // which alone reads the one before it: `links` are applied to `a` one after the
 // other, without a register in between.
 struct Step {
-  int instruction;  // the last of them
+  int instruction = 0;  // the last of them
   int target = 0, a = 0, b = 0, c = 0;
   bool spread = false;  // uniform, and read by what is not
   std::vector<Link> links;
