@@ -151,6 +151,16 @@ def test_what_rows_share_is_the_same_in_all_of_them(shape, channel: int) -> None
     np.testing.assert_allclose(x, want, rtol=1e-6, atol=1e-6)
 
 
+def test_a_row_that_is_read_again_and_again_is_reduced() -> None:
+    row, result = floats([[3, 1, 2]]), np.zeros((2, 3), np.float32)
+    program = [("load", F32, 0, 0, 0), ("reduce_max", F32, 0, 0, 0),
+               ("reduce_min", F32, 0, 0, 0), ("sub", F32, 1, 2, 0)]  # fmt: skip
+    words = [1, 2, 1, 2, 1, 4, 2, 3, 0, 1, 3, 1, 0, 0, 2, 1, 3, 0, 1, 2, 2, 3]
+    words += [word for name, *rest in program for word in (OPCODES[name], *rest)]
+    assert run(words, [row, result]) == ""
+    assert (result == 2).all()
+
+
 @pytest.mark.parametrize("size", [1, 15, 127, 128, 129, 5000])
 def test_a_chain_of_links_computes_each_of_them(size: int) -> None:
     """max(min((2 - x) / (1 - tanh(x)) - x, 9), x), which NaN goes through."""

@@ -72,7 +72,10 @@ class Deriver {
       made->uniform &= program_.instructions[reads[i]].uniform;
       made->repeats &= program_.instructions[reads[i]].repeats;
     }
-    made->uniform |= IsReduction(made->opcode);
+    if (IsReduction(made->opcode)) {
+      made->uniform = true;
+      made->repeats = false;  // it takes a walk over each row
+    }
   }
 
   void VaryAs(int64_t m, Instruction* made) const {

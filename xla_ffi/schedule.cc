@@ -80,7 +80,7 @@ class Scheduler {
     for (int k = 0; k <= last_; ++k) {
       const Instruction& made = instructions_[k];
       runs_once_[k] = needed_[k] && made.repeats && program_.rows > 1 &&
-                      !IsReduction(made.opcode) && (made.uniform || keeps_rows);
+                      (made.uniform || keeps_rows);
     }
     for (int k = 0; k <= last_; ++k) {
       if (!runs_once_[k]) continue;
