@@ -11,6 +11,7 @@ from flax import linen
 from jax import lax
 
 import coop_jax
+from benchmarks.models import flax_scanned_gpt
 from coop_jax._fitting.compile import flat_step
 from coop_jax._loops.loop_plan import Variant
 from coop_jax._loops.loop_sites import find_sites, rewritten
@@ -383,6 +384,24 @@ def equinox_step():
         return jnp.mean(lax.scan(body, x, arrays)[0] ** 2)
 
     return functools.partial(train_step, loss_of), (arrays, arguments()[1])
+
+
+@pytest.mark.slow
+def test_a_flax_gpt_that_accumulates_is_planned_inside_its_micro_batches():
+    """24 layers, dropout, bfloat16, clipping; a scan of layers in one of batches."""
+    config = {"width": 32, "heads": 2, "length": 64, "batch": 4, "vocabulary": 64}
+    model = flax_scanned_gpt.build(micro_batches=2, **config)
+    step = coop_jax.remat(model.step, 0.5, donate_argnums=0, time_limit=2)
+    plan = step.plan(*model.abstract_args())
+    (loop,) = plan.loops
+    assert len(loop.place) == 2 and loop.length == 24
+    assert plan.budget is not None and plan.measured.total <= plan.budget
+    _, found = step(*model.make_args())
+    _, expected = jax.jit(model.step)(*model.make_args())
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-3)
+    np.testing.assert_allclose(
+        found["gradient_norm"], expected["gradient_norm"], rtol=2e-2
+    )
 
 
 @pytest.mark.parametrize("make", [flax_step, equinox_step])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .._planning.types import ValueId
 from .scan_plan import Choice, Keeping, SeamProblem, as_keeping, choose_at_price
 
-_MOST_BRANCHES = 40
+_MOST_BRANCHES = 24
 _EQUAL = 1e-9
 """Share of the cost of both bodies below which costs are equal."""
 _WORTH_A_BRANCH = 1e-3
