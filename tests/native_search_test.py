@@ -13,10 +13,10 @@ from validate_test import random_problem
 
 from coop_jax._planning import native_search, planner
 from coop_jax._planning.native_search import NativeSearch
+from coop_jax._planning.planned import Effort, Planned
 from coop_jax._planning.planner import plan, program_order, smallest
 from coop_jax._planning.refine import LocalSearch
 from coop_jax._planning.retention import Retention
-from coop_jax._planning.search import Effort, Planned
 from coop_jax._planning.types import Problem
 
 # A library built otherwise, such as with sanitizers.

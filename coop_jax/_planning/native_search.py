@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from .planned import Effort, Planned, Positions, most_moves
 from .refine import refinement_rounds
 from .retention import movability
-from .search import Effort, Planned, Positions, most_moves
 from .types import Problem
 
 logger = logging.getLogger("coop_jax")

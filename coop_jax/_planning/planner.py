@@ -23,11 +23,11 @@ from itertools import chain
 from .eviction import LOOKAHEAD
 from .native_search import NativeSearch, library
 from .online import run_online
+from .planned import Effort as Effort
+from .planned import Planned as Planned
+from .planned import Positions as Positions
 from .refine import LocalSearch
 from .retention import Retention
-from .search import Effort as Effort
-from .search import Planned as Planned
-from .search import Positions as Positions
 from .types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4

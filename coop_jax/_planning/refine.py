@@ -11,8 +11,9 @@ import time
 from bisect import bisect_right
 from itertools import accumulate
 
+from .planned import Effort, Planned
 from .retention import Step
-from .search import Effort, Planned, Search
+from .search import Search
 from .types import Problem
 
 _DEEPEST, _SHALLOWEST = 0.07, 0.002

@@ -17,67 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from .buffer_assignment import assign, schedule_buffers
+from .planned import Effort, Planned, Positions, most_moves
+from .relief import Relief, least_counted
 from .retention import Edit, Gap, Retention, Step
 from .splitmix import SplitMix
-from .types import OpId, Problem, Schedule
+from .types import OpId
 
-_NEGLIGIBLE = 128
 _MAX_CHAIN = 64
 _PROBES = 12
 _NEAR_BEST = 0.7
 _MOST_PACKINGS = 6
 _TRIES_PER_GAP = 4
 _UNTRIED_SHARE = 0.5
-_LEAST_MOVES = 4000
-_MOVES_PER_OP = 8
-
-
-type Positions = tuple[tuple[int, ...], ...]
-"""Per op, where it runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How hard to search.
-
-    Attributes:
-      rounds: refinement rounds without improvement before stopping, and at most ten
-        times as many in all; problems of few ops, which take no time, get more.
-      moves: steps tried at most from a seed, refinement included, or one for each op
-        where there are more of them; bounds the time.
-      time_limit: seconds after which refinement stops wherever it is.
-    """
-
-    rounds: int = 20
-    moves: int = 12_000
-    time_limit: float = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Result of `plan`.
-
-    Attributes:
-      schedule: ops in the order they run.
-      positions: per op, where it runs (its own position first if it runs at home).
-      peak: most bytes alive in the pool at once.
-      size: bytes that count against the pool: `peak`, or the packed block's.
-      cost: seconds by the cost model.
-      fits: whether `size` is within the pool asked for.
-    """
-
-    schedule: Schedule
-    positions: Positions
-    peak: int
-    size: int
-    cost: float
-    fits: bool
-
-    def beats(self, other: "Planned") -> bool:
-        """Whether it is cheaper and fits, or else comes nearer to the pool."""
-        if self.fits and other.fits:
-            return self.cost < other.cost
-        return self.fits or (not other.fits and self.size < other.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,38 +44,6 @@ class Chain:
     steps: tuple[Step, ...]
     estimate: float
     stretches: bool
-
-
-def most_moves(problem: Problem, effort: Effort) -> int:
-    """Steps to try from a seed: compiling a small step is quick, so planning is too."""
-    ops = len(problem.ops)
-    return min(max(effort.moves, ops), _LEAST_MOVES + _MOVES_PER_OP * ops)
-
-
-def _least_counted(sizes: list[int], peak: int) -> int:
-    """Bytes below which all values together are a negligible part of the peak."""
-    left = peak // _NEGLIGIBLE
-    for size in sorted(sizes):
-        left -= size
-        if left < 0:
-            return max(size, 1)
-    return 1
-
-
-class Relief:
-    """How much excess a value of some size adds or takes away over a stretch."""
-
-    def __init__(self, bytes_at: np.ndarray, pool: int) -> None:
-        self._excess = np.maximum(bytes_at - pool, 0)
-        self._prefix: dict[int, list[int]] = {}
-
-    def of(self, size: int, start: int, end: int) -> int:
-        """Sum over positions `[start, end)` of the excess that `size` bytes cover."""
-        if size not in self._prefix:
-            covered = np.cumsum(np.minimum(self._excess, size))
-            self._prefix[size] = [0, *covered.tolist()]
-        prefix = self._prefix[size]
-        return prefix[end] - prefix[start]
 
 
 class Search:
@@ -145,7 +64,7 @@ class Search:
         self.problem = state.problem
         self.pool = self.room = pool
         self.is_packed = is_packed
-        self.minimum = _least_counted(state.sizes, state.peak())
+        self.minimum = least_counted(state.sizes, state.peak())
         self.tiny_cost = 1e-6 * state.cost + 1e-30
         self.rng = SplitMix()
         self.moves = self.moves_left = most_moves(state.problem, effort)

@@ -1,0 +1,61 @@
+"""What a planner is asked for and what it answers. Imports no JAX."""
+
+from dataclasses import dataclass
+
+from .types import Problem, Schedule
+
+_LEAST_MOVES = 4000
+_MOVES_PER_OP = 8
+
+type Positions = tuple[tuple[int, ...], ...]
+"""Per op, where it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to search.
+
+    Attributes:
+      rounds: refinement rounds without improvement before stopping, and at most ten
+        times as many in all; problems of few ops, which take no time, get more.
+      moves: steps tried at most from a seed, refinement included, or one for each op
+        where there are more of them; bounds the time.
+      time_limit: seconds after which refinement stops wherever it is.
+    """
+
+    rounds: int = 20
+    moves: int = 12_000
+    time_limit: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Result of `plan`.
+
+    Attributes:
+      schedule: ops in the order they run.
+      positions: per op, where it runs (its own position first if it runs at home).
+      peak: most bytes alive in the pool at once.
+      size: bytes that count against the pool: `peak`, or the packed block's.
+      cost: seconds by the cost model.
+      fits: whether `size` is within the pool asked for.
+    """
+
+    schedule: Schedule
+    positions: Positions
+    peak: int
+    size: int
+    cost: float
+    fits: bool
+
+    def beats(self, other: "Planned") -> bool:
+        """Whether it is cheaper and fits, or else comes nearer to the pool."""
+        if self.fits and other.fits:
+            return self.cost < other.cost
+        return self.fits or (not other.fits and self.size < other.size)
+
+
+def most_moves(problem: Problem, effort: Effort) -> int:
+    """Steps to try from a seed: compiling a small step is quick, so planning is too."""
+    ops = len(problem.ops)
+    return min(max(effort.moves, ops), _LEAST_MOVES + _MOVES_PER_OP * ops)
