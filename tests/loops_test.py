@@ -1,6 +1,7 @@
 """Steps that scan over their layers, rewritten and run."""
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -389,7 +390,8 @@ def equinox_step():
 @pytest.mark.slow
 def test_a_flax_gpt_that_accumulates_is_planned_inside_its_micro_batches():
     """24 layers, dropout, bfloat16, clipping; a scan of layers in one of batches."""
-    config = {"width": 32, "heads": 2, "length": 64, "batch": 4, "vocabulary": 64}
+    config: dict[str, Any] = {"width": 32, "heads": 2, "length": 64, "batch": 4}
+    config["vocabulary"] = 64
     model = flax_scanned_gpt.build(micro_batches=2, **config)
     step = coop_jax.remat(model.step, 0.5, donate_argnums=0, time_limit=2)
     plan = step.plan(*model.abstract_args())
