@@ -120,3 +120,14 @@ def test_without_the_library(
     native_search.library.cache_clear()
     said = [record.message for record in caplog.records]
     assert len(said) == 1 and "planning in Python" in said[0]
+
+
+def test_a_library_of_another_version(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native_search, "_INTERFACE", -1)
+    native_search.library.cache_clear()
+    with caplog.at_level(logging.WARNING, "coop_jax"):
+        assert plan(BY_EYE, 14).fits
+    native_search.library.cache_clear()
+    assert "Install the package again" in caplog.text

@@ -23,6 +23,7 @@ from .types import Problem
 logger = logging.getLogger("coop_jax")
 
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+_INTERFACE = 1
 LIBRARY = Path(__file__).parent.parent / f"libcoop_jax_planner{_SUFFIX}"
 
 
@@ -68,11 +69,20 @@ def library() -> Any:
     """The native library, or None where there is none; says so once."""
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
-    except OSError as error:
-        logger.warning("planning in Python, which takes longer: %s", error)
-        return None
+        interface = loaded.coop_jax_planner_interface()
+    except (OSError, AttributeError) as error:
+        return _without(str(error))
+    if interface != _INTERFACE:
+        return _without(
+            f"{LIBRARY} has interface {interface}, not {_INTERFACE}. Install the "
+            "package again in this environment"
+        )
     loaded.coop_jax_search_open.restype = ctypes.c_void_p
     return loaded
+
+
+def _without(reason: str) -> None:
+    logger.warning("planning in Python, which takes longer: %s", reason)
 
 
 class NativeSearch:

@@ -122,6 +122,9 @@ class Session {
 
 }  // namespace
 
+// To be raised with every change to what Python passes, and in native_search.py.
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 1; }
+
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();
 }
