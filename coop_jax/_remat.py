@@ -74,7 +74,7 @@ def remat(
       cost_model: where the cost of an operation comes from: `"roofline"` (its flops and
         bytes at typical rates), or `"measured"` (timed on the device, each distinct
         operation compiled alone: minutes for a large step).
-      time_limit: seconds of refinement per plan, at most.
+      time_limit: seconds per plan after which a plan that fits is taken as it is.
       inplace: whether a plan may compute chains of cheap operations (softmax,
         normalisation, dropout) by a native call that overwrites an operand: "auto" for
         where no other plan is as small, False for never, True for wherever XLA holds

@@ -9,6 +9,7 @@ import functools
 import itertools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class NativeSearch:
       pool: bytes that a schedule may take.
       moves: steps tried at most from one seed.
       moves_left: of these.
+      deadline: when refinement stops, by `time.monotonic`.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class NativeSearch:
         self.problem = problem
         self.pool = pool
         self.moves = self.moves_left = most_moves(problem, effort)
+        self.deadline = time.monotonic() + effort.time_limit
         self._library = library()
         arrays = _Arrays()
         self._session = ctypes.c_void_p(
@@ -126,7 +129,7 @@ class NativeSearch:
     def refine(self, start: Planned, effort: Effort) -> Planned:
         """The cheapest schedule found around one that fits, but for packing."""
         rounds = ctypes.c_int64(refinement_rounds(self.problem, effort))
-        seconds = ctypes.c_double(effort.time_limit)
+        seconds = ctypes.c_double(self.deadline - time.monotonic())
         refine = self._library.coop_jax_search_refine
         return self._call(refine, start.positions, start, rounds, seconds)
 

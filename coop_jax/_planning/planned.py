@@ -20,7 +20,8 @@ class Effort:
         times as many in all; problems of few ops, which take no time, get more.
       moves: steps tried at most from a seed, refinement included, or one for each op
         where there are more of them; bounds the time.
-      time_limit: seconds after which refinement stops wherever it is.
+      time_limit: seconds after which refinement, and the search for other schedules
+        that fit, stop wherever they are.
     """
 
     rounds: int = 20

@@ -16,6 +16,7 @@ extreme case.
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
 from itertools import chain
@@ -114,8 +115,9 @@ def _refined(
             found = search.refine(found, quick)
         yield found
         fitting += found.fits
-        is_nearly_free = found.cost <= least * _NEARLY_FREE
-        if fitting >= enough or (found.fits and is_nearly_free):
+        is_nearly_free = found.fits and found.cost <= least * _NEARLY_FREE
+        is_late = time.monotonic() > search.deadline
+        if fitting >= (1 if is_late or is_nearly_free else enough):
             break
 
 

@@ -38,11 +38,10 @@ class LocalSearch(Search):
         state, best, present = self.state, start, start.positions
         state.restore(present)
         self._make_room(best)
-        deadline = time.monotonic() + effort.time_limit
         idle, depth = 0, _DEEPEST
         rounds = refinement_rounds(self.problem, effort)
         for _ in range(10 * rounds):
-            is_spent = self.moves_left <= 0 or time.monotonic() > deadline
+            is_spent = self.moves_left <= 0 or time.monotonic() > self.deadline
             if idle >= rounds or not state.remats() or is_spent:
                 break
             idle += 1

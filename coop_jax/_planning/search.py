@@ -12,6 +12,7 @@ going rate of excess bytes per second. A value with no reader before the gap is 
 moved, which costs nothing.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,7 @@ class Search:
         packing was seen to lose.
       moves: steps tried at most from one seed.
       moves_left: of these.
+      deadline: when refinement stops, by `time.monotonic`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Search:
         self.tiny_cost = 1e-6 * state.cost + 1e-30
         self.rng = SplitMix()
         self.moves = self.moves_left = most_moves(state.problem, effort)
+        self.deadline = time.monotonic() + effort.time_limit
         self.tabu: set[OpId] = set()
         self.relief = Relief(state.bytes_at, pool)
         self.rate = np.inf
