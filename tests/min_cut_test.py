@@ -48,6 +48,23 @@ def test_is_the_smallest_of_all_cuts(seed):
         for chosen in itertools.combinations(inner, count)
     ]
     assert cut_size(edges, found, 1) == min(cut_size(edges, s, 1) for s in sides)
+    assert found == network(nodes, edges).source_side_in_python(0, 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_large_cuts_are_the_same_in_python(seed):
+    rng = random.Random(seed)
+    edges = [
+        *((0, node, rng.getrandbits(75)) for node in range(2, 12)),
+        *((node, 1, rng.getrandbits(75)) for node in range(70, 80)),
+        *(
+            (*rng.sample(range(2, 80), 2), rng.choice((None, rng.getrandbits(75))))
+            for _ in range(300)
+        ),
+    ]
+    found = network(80, edges).source_side(0, 1)
+    assert 0 in found and 1 not in found
+    assert found == network(80, edges).source_side_in_python(0, 1)
 
 
 if __name__ == "__main__":

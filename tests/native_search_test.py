@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from retention_test import BY_EYE
 from validate_test import random_problem
 
-from coop_jax._planning import native_search, planner
+from coop_jax._planning import library, planner
 from coop_jax._planning.native_search import NativeSearch
 from coop_jax._planning.planned import Effort, Planned
 from coop_jax._planning.planner import plan, program_order, smallest
@@ -21,10 +21,10 @@ from coop_jax._planning.types import Problem
 
 # A library built otherwise, such as with sanitizers.
 if "COOP_JAX_TEST_PLANNER" in os.environ:
-    native_search.LIBRARY = Path(os.environ["COOP_JAX_TEST_PLANNER"])
+    library.LIBRARY = Path(os.environ["COOP_JAX_TEST_PLANNER"])
 
 pytestmark = pytest.mark.skipif(
-    not native_search.LIBRARY.exists(),
+    not library.LIBRARY.exists(),
     reason="the native library was not built: it needs a C++ compiler",
 )
 
@@ -112,12 +112,12 @@ def test_no_ops() -> None:
 def test_without_the_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native_search, "LIBRARY", tmp_path / "lib.so")
-    native_search.library.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "lib.so")
+    library.library.cache_clear()
     with caplog.at_level(logging.WARNING, "coop_jax"):
         assert plan(BY_EYE, 14).fits
         assert plan(BY_EYE, 14).fits
-    native_search.library.cache_clear()
+    library.library.cache_clear()
     said = [record.message for record in caplog.records]
     assert len(said) == 1 and "planning in Python" in said[0]
 
@@ -125,9 +125,9 @@ def test_without_the_library(
 def test_a_library_of_another_version(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native_search, "_INTERFACE", -1)
-    native_search.library.cache_clear()
+    monkeypatch.setattr(library, "_INTERFACE", -1)
+    library.library.cache_clear()
     with caplog.at_level(logging.WARNING, "coop_jax"):
         assert plan(BY_EYE, 14).fits
-    native_search.library.cache_clear()
+    library.library.cache_clear()
     assert "Install the package again" in caplog.text

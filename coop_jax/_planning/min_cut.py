@@ -14,7 +14,12 @@ differing, so its minimum is a minimum cut of a graph (Greig, Porteous and Seheu
 The flow is found by shortest augmenting paths in layers (Dinic, 1970).
 """
 
+import ctypes
 from collections import deque
+
+import numpy as np
+
+from .library import library
 
 _ENDLESS = 1 << 80
 
@@ -24,6 +29,7 @@ class FlowNetwork:
 
     def __init__(self, nodes: int) -> None:
         self._edges: list[list[int]] = [[] for _ in range(nodes)]
+        self._starts: list[int] = []
         self._target: list[int] = []
         self._capacity: list[int] = []
 
@@ -34,11 +40,38 @@ class FlowNetwork:
             (end, start, 0),
         ):
             self._edges[a].append(len(self._target))
+            self._starts.append(a)
             self._target.append(b)
             self._capacity.append(c)
 
     def source_side(self, source: int, sink: int) -> set[int]:
-        """Nodes on the source's side of a minimum cut, as few as possible."""
+        """Nodes on the source's side of a minimum cut, as few as possible.
+
+        The cut is the same whichever way the flow was found, so the native library may.
+        """
+        native = library()
+        if native is None:
+            return self.source_side_in_python(source, sink)
+        # Every other edge is the way back, with none at first.
+        arrays = (
+            np.array(self._starts[::2], np.int32),
+            np.array(self._target[::2], np.int32),
+            np.array([c >> 32 for c in self._capacity[::2]], np.int64),
+            np.array([c & 0xFFFFFFFF for c in self._capacity[::2]], np.uint32),
+        )
+        side = np.zeros(len(self._edges), np.uint8)
+        native.coop_jax_min_cut(
+            ctypes.c_int32(len(side)),
+            ctypes.c_int64(len(arrays[0])),
+            *(ctypes.c_void_p(array.ctypes.data) for array in arrays),
+            ctypes.c_int32(source),
+            ctypes.c_int32(sink),
+            ctypes.c_void_p(side.ctypes.data),
+        )
+        return set(np.flatnonzero(side).tolist())
+
+    def source_side_in_python(self, source: int, sink: int) -> set[int]:
+        """The same without the native library."""
         while True:
             level = self._levels(source)
             if sink not in level:

@@ -1,31 +1,21 @@
 """`LocalSearch` in C++: the same plans, to the last bit, many times as fast.
 
-The native library (native/*.cc) comes with the package where it could be built. Without
-it the same search runs in Python. Imports no JAX.
+Without the native library (`library`) the same search runs in Python. Imports no JAX.
 """
 
 import ctypes
-import functools
 import itertools
-import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .library import library
 from .planned import Effort, Planned, Positions, most_moves
 from .refine import refinement_rounds
 from .retention import movability
 from .types import Problem
-
-logger = logging.getLogger("coop_jax")
-
-_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-_INTERFACE = 1
-LIBRARY = Path(__file__).parent.parent / f"libcoop_jax_planner{_SUFFIX}"
 
 
 class _Ragged(ctypes.Structure):
@@ -63,27 +53,6 @@ class _PlannedArrays(ctypes.Structure):
 
 class _Limits(ctypes.Structure):
     _fields_ = (("pool", ctypes.c_int64), ("moves_left", ctypes.c_int64))
-
-
-@functools.cache
-def library() -> Any:
-    """The native library, or None where there is none; says so once."""
-    try:
-        loaded = ctypes.CDLL(str(LIBRARY))
-        interface = loaded.coop_jax_planner_interface()
-    except (OSError, AttributeError) as error:
-        return _without(str(error))
-    if interface != _INTERFACE:
-        return _without(
-            f"{LIBRARY} has interface {interface}, not {_INTERFACE}. Install the "
-            "package again in this environment"
-        )
-    loaded.coop_jax_search_open.restype = ctypes.c_void_p
-    return loaded
-
-
-def _without(reason: str) -> None:
-    logger.warning("planning in Python, which takes longer: %s", reason)
 
 
 class NativeSearch:

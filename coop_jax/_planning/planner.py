@@ -22,7 +22,8 @@ from functools import partial, reduce
 from itertools import chain
 
 from .eviction import LOOKAHEAD
-from .native_search import NativeSearch, library
+from .library import library
+from .native_search import NativeSearch
 from .online import run_online
 from .planned import Effort as Effort
 from .planned import Planned as Planned

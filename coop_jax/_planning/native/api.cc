@@ -1,8 +1,9 @@
-// What Python calls (native_search.py). Arrays belong to the caller but for those of a
+// What Python calls (native_search.py, min_cut.py). Arrays belong to the caller but for those of a
 // result, which stay until the next call.
 #include <cstdint>
 #include <memory>
 
+#include "min_cut.h"
 #include "search.h"
 
 #define COOP_EXPORT extern "C" __attribute__((visibility("default")))
@@ -122,8 +123,8 @@ class Session {
 
 }  // namespace
 
-// To be raised with every change to what Python passes, and in native_search.py.
-COOP_EXPORT int64_t coop_jax_planner_interface() { return 1; }
+// To be raised with every change to what Python passes, and in library.py.
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 2; }
 
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();
@@ -159,4 +160,18 @@ COOP_EXPORT void coop_jax_search_refine(void* session, Limits* limits,
       [rounds, seconds](coop_jax::Search* search, const Planned& start) {
         return search->Refine(start, rounds, seconds);
       });
+}
+
+// A capacity is high * 2^32 + low. `side` gets a 1 for each node on the source's side.
+COOP_EXPORT void coop_jax_min_cut(int32_t nodes, int64_t edges, const int32_t* starts,
+                                  const int32_t* ends, const int64_t* high,
+                                  const uint32_t* low, int32_t source, int32_t sink,
+                                  uint8_t* side) {
+  std::vector<coop_jax::FlowEdge> network;
+  for (int64_t i = 0; i < edges; ++i) {
+    const auto capacity = (coop_jax::Capacity{high[i]} << 32) + low[i];
+    network.push_back({starts[i], ends[i], capacity});
+  }
+  const auto found = coop_jax::SourceSide(nodes, network, source, sink);
+  for (int32_t node = 0; node < nodes; ++node) side[node] = found[node];
 }
