@@ -1,11 +1,11 @@
 """Finds a cheap schedule whose values fit a pool, with the whole step in view.
 
     plan(problem, pool):
-        seed      the program's own order; if that cannot be made to fit, online Coop
-                  with look-ahead: eviction windows in an arena, partitioned, in place
-        relieve   it until it fits, trim what is not needed      (`search`)
-        descend   if no seed fits: to ever smaller pools, each from the last
-        refine    leave the schedule and come back by another way (`refine`)
+        reach     the pool from plans that are known; or else, in several ways, from the
+                  program's own order, from online Coop's schedule (eviction windows in
+                  an arena, partitioned, in place), and in strides to smaller pools:
+                  relieve a schedule until it fits, trim what it does not need (`search`)
+        refine    the best: leave it and come back by another way     (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
 in place of the past: the waiting time ahead instead of the staleness behind, and the
