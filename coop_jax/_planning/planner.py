@@ -4,7 +4,7 @@
         reach     the pool from plans that are known; or else, in several ways, from the
                   program's own order, from online Coop's schedule (eviction windows in
                   an arena, partitioned, in place), and in strides to smaller pools:
-                  relieve a schedule until it fits, trim what it does not need (`search`)
+                  relieve a schedule until it fits, trim what is not needed  (`search`)
         refine    the best: leave it and come back by another way     (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
