@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,25 +109,31 @@ def test_no_ops() -> None:
     assert plan(problem, 0).schedule == ()
 
 
+@pytest.fixture
+def reloading() -> Iterator[None]:
+    """Looks for the library again, before the test and after it."""
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+@pytest.mark.usefixtures("reloading")
 def test_without_the_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "lib.so")
-    library.library.cache_clear()
     with caplog.at_level(logging.WARNING, "coop_jax"):
         assert plan(BY_EYE, 14).fits
         assert plan(BY_EYE, 14).fits
-    library.library.cache_clear()
     said = [record.message for record in caplog.records]
     assert len(said) == 1 and "planning in Python" in said[0]
 
 
+@pytest.mark.usefixtures("reloading")
 def test_a_library_of_another_version(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(library, "_INTERFACE", -1)
-    library.library.cache_clear()
     with caplog.at_level(logging.WARNING, "coop_jax"):
         assert plan(BY_EYE, 14).fits
-    library.library.cache_clear()
     assert "Install the package again" in caplog.text

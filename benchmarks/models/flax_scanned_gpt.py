@@ -11,12 +11,18 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from . import gpt2
-from .gpt2 import Block, State
-from .scanned_gpt import accumulated
-from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
+from .gpt2 import Block
+from .gpt_step import (
+    State,
+    accumulated,
+    adamw,
+    loss_function,
+    random_text,
+    step_function,
+)
+from .training_step import TrainingStep, checkpoint_policy
 
 
 @dataclass(frozen=True)
@@ -68,36 +74,15 @@ def build(
     """The step; `changes` replaces fields of the size's `Config`."""
     config = replace(SIZES[size], **changes)
     model = ScannedGpt(config, policy)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(3e-4, b2=0.95, eps=ADAM_EPSILON, weight_decay=0.1),
-    )
-
-    def loss_fn(params, batch, key):
-        logits: Any = model.apply(
-            {"params": params}, batch["tokens"], rngs={"dropout": key}
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits.astype(jnp.float32), batch["targets"]
-        )
-        return losses.mean()
-
-    value_and_grad = accumulated(loss_fn, config.micro_batches)
-
-    def step(state, batch):
-        key, dropout_key = jax.random.split(state.key)
-        loss, grads = value_and_grad(state.params, batch, dropout_key)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-        return State(params, opt_state, key), metrics
+    optimizer = adamw()
+    value_and_grad = accumulated(loss_function(model), config.micro_batches)
+    step = step_function(value_and_grad, optimizer)
 
     @jax.jit
     def make_args():
         init_key, dropout_key, batch_key = jax.random.split(jax.random.key(0), 3)
         shape = (config.micro_batches * config.batch, config.length + 1)
-        text = jax.random.randint(batch_key, shape, 0, config.vocabulary)
-        batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        batch = random_text(batch_key, shape, config.vocabulary)
         rngs = {"params": init_key, "dropout": dropout_key}
         params = model.init(rngs, batch["tokens"][: config.batch])["params"]
         return State(params, optimizer.init(params), dropout_key), batch

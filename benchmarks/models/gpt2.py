@@ -5,14 +5,14 @@ its smallest model, with bfloat16 activations and float32 parameters.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
-from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
+from .gpt_step import State, adamw, loss_function, random_text, step_function
+from .training_step import TrainingStep, checkpoint_policy
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,6 @@ SIZES = {
     "small": Config(4, 256, 4, 256, 8, 2048),
     "paper": Config(12, 768, 12, 1024, 16, 50257, jnp.bfloat16),
 }
-
-
-class State(NamedTuple):
-    params: Any
-    opt_state: Any
-    key: jax.Array
 
 
 class Attention(nn.Module):
@@ -113,34 +107,14 @@ def build(
 ) -> TrainingStep:
     config = SIZES[size]
     model = Gpt2(config, policy, blocks)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(3e-4, b2=0.95, eps=ADAM_EPSILON, weight_decay=0.1),
-    )
-
-    def loss_fn(params, batch, key):
-        logits: Any = model.apply(
-            {"params": params}, batch["tokens"], rngs={"dropout": key}
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits.astype(jnp.float32), batch["targets"]
-        )
-        return losses.mean()
-
-    def step(state, batch):
-        key, dropout_key = jax.random.split(state.key)
-        loss, grads = jax.value_and_grad(loss_fn)(state.params, batch, dropout_key)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-        return State(params, opt_state, key), metrics
+    optimizer = adamw()
+    step = step_function(jax.value_and_grad(loss_function(model)), optimizer)
 
     @jax.jit
     def make_args():
         init_key, dropout_key, batch_key = jax.random.split(jax.random.key(0), 3)
         shape = (config.batch, config.length + 1)
-        text = jax.random.randint(batch_key, shape, 0, config.vocabulary)
-        batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        batch = random_text(batch_key, shape, config.vocabulary)
         rngs = {"params": init_key, "dropout": dropout_key}
         params = model.init(rngs, batch["tokens"])["params"]
         return State(params, optimizer.init(params), dropout_key), batch

@@ -8,14 +8,15 @@ bfloat16 activations.
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from .training_step import ADAM_EPSILON, TrainingStep, checkpoint_policy
+from .gpt_step import State, accumulated, adamw, random_text, step_function
+from .training_step import TrainingStep, checkpoint_policy
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,6 @@ SIZES = {
     "small": Config(24, 128, 4, 128, 16, 1024),
     "paper": Config(24, 1024, 16, 1024, 8, 50257, jnp.bfloat16),
 }
-
-
-class State(NamedTuple):
-    params: Any
-    opt_state: Any
-    key: jax.Array
 
 
 def _norm(x, scale):
@@ -149,48 +144,18 @@ def loss_function(config: Config, policy: str | None = None, unroll: int = 1):
     return loss_of
 
 
-def accumulated(loss_of, parts: int):
-    """`value_and_grad` of the mean over `parts` micro-batches, one at a time."""
-    if parts == 1:
-        return jax.value_and_grad(loss_of)
-
-    def value_and_grad(params, batch, key):
-        pieces = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
-
-        def add(total, piece_and_key):
-            value = jax.value_and_grad(loss_of)(params, *piece_and_key)
-            return jax.tree.map(lambda a, b: a + b / parts, total, value), None
-
-        zeros = jax.tree.map(jnp.zeros_like, (jnp.float32(0), params))
-        total, _ = lax.scan(add, zeros, (pieces, jax.random.split(key, parts)))
-        return total
-
-    return value_and_grad
-
-
 def build(size: str = "small", policy: str | None = None, **changes: Any):
     """The step; `changes` replaces fields of the size's `Config`."""
     config = replace(SIZES[size], **changes)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(3e-4, b2=0.95, eps=ADAM_EPSILON, weight_decay=0.1),
-    )
+    optimizer = adamw()
     value_and_grad = accumulated(loss_function(config, policy), config.micro_batches)
-
-    def step(state, batch):
-        key, dropout_key = jax.random.split(state.key)
-        loss, grads = value_and_grad(state.params, batch, dropout_key)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-        return State(params, opt_state, key), metrics
+    step = step_function(value_and_grad, optimizer)
 
     @jax.jit
     def make_args():
         init_key, dropout_key, batch_key = jax.random.split(jax.random.key(0), 3)
         shape = (config.micro_batches * config.batch, config.length + 1)
-        text = jax.random.randint(batch_key, shape, 0, config.vocabulary)
-        batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        batch = random_text(batch_key, shape, config.vocabulary)
         params = _init(config, init_key)
         return State(params, optimizer.init(params), dropout_key), batch
 
