@@ -1,34 +1,50 @@
 """Emission: XLA runs what a plan says, when it says it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from coop_jax._fitting.compile import flat_step
-from coop_jax._fitting.emit import emit, late_updates
+from coop_jax._fitting.emit import emit
+from coop_jax._fitting.parts import overwriting, parts
 from coop_jax._measure import memory_use
 from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._program.profile import profile, scope
 
-# Op 0 reads argument 0, op 2 overwrites it, op 1 has to do with neither.
+# The gradient of a weight (argument 0), its momentum (argument 1), the product that
+# goes on with the weight, and the new weight.
 UPDATE = Problem(
     (
-        Op("product", (0,), (1,), 1.0),
-        Op("other", (1,), (2,), 1.0),
-        Op("update", (0,), (3,), 1.0),
+        Op("gradient", (), (2,), 1.0),
+        Op("momentum", (1, 2), (3,), 1.0),
+        Op("product", (0,), (4,), 1.0),
+        Op("weight", (0, 3), (5,), 1.0),
     ),
     (
-        Value("argument", 0, is_argument=True),
-        Value("product", 8),
-        Value("other", 0, is_output=True),
-        Value("updated", 0, is_output=True, overwrites=0),
+        Value("weight", 0, is_argument=True),
+        Value("momentum", 0, is_argument=True),
+        Value("gradient", 8),
+        Value("new momentum", 0, is_output=True, overwrites=1),
+        Value("product", 8, is_output=True),
+        Value("new weight", 0, is_output=True, overwrites=0),
     ),
 )
 
 
-def test_an_update_is_late_where_its_argument_is_read_out_of_place() -> None:
-    assert late_updates(UPDATE, [[0], [1], [2]]) == set()
-    assert late_updates(UPDATE, [[0], [0, 1], [2]]) == {2}
-    assert late_updates(UPDATE, [[], [0, 1], [2]]) == {2}
+def test_parts_end_after_products_and_before_what_overwrites_their_operands() -> None:
+    home = [(0,), (1,), (2,), (3,)]
+    assert overwriting(UPDATE) == {1, 3}
+    assert parts(UPDATE, home, alone={0, 2}) == [[0, 1], [2], [3]]
+    again = [(0, 2), (1,), (2,), (3,)]
+    assert parts(UPDATE, again, alone=set()) == [[0, 1], [0, 2], [3]]
+
+
+def test_updates_that_read_what_they_overwrite_stay_together() -> None:
+    decayed = dataclasses.replace(UPDATE.ops[1], inputs=(0, 1, 2))
+    ops = (UPDATE.ops[0], decayed, UPDATE.ops[3])
+    problem = dataclasses.replace(UPDATE, ops=ops)
+    assert parts(problem, [(0,), (1,), (2,)], alone={0}) == [[0, 1, 2]]
 
 
 def test_a_donated_weight_is_not_copied_for_what_reads_it_just_before_its_update():

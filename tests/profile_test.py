@@ -285,3 +285,14 @@ def test_room_that_xla_found_in_an_argument_is_still_needed() -> None:
     elsewhere = dataclasses.replace(borrowed, allocation=3, is_temporary=False)
     found = profile(step.program, [borrowed, elsewhere], 0, "cpu")
     assert found.problem.ops[-1].workspace == 2 * 4096
+
+
+def test_an_operand_that_xla_wrote_under_no_name_is_not_counted_twice() -> None:
+    _, step, _ = profiled(lambda x: (x @ x) * 2, SQUARE)
+    turned = owned(step, "mul", 64 * 64 * 4, origin="reader")
+    found = profile(step.program, [turned], 0, "cpu")
+    assert ops(found) == ["dot_general", "mul"]
+    assert [op.workspace for op in found.problem.ops] == [0, 0]
+    named = owned(step, "dot_general", 64 * 64 * 4)
+    again = profile(step.program, [turned, named], 0, "cpu")
+    assert [op.workspace for op in again.problem.ops] == [0, 64 * 64 * 4]

@@ -1,23 +1,23 @@
 """Turns a plan back into a function that JAX can trace.
 
-XLA follows an order only where data forces it. All steps at one position of the plan
-(the rematerializations for an op, then the op) form a *group*, cut into *parts* after
-each op that XLA computes on its own. What a part reads from outside passes one
-`lax.optimization_barrier` together with the *trigger*, an array that the part before it
-produced. So each part starts after the one before it is done, the schedulers of both
-CPU and GPU keep the planned order, and a rematerialization is neither merged with the
-original nor hoisted. Inside a part XLA is free to fuse.
+XLA follows an order only where data forces it. The plan is cut into parts (`parts`).
+What a part reads from outside passes one `lax.optimization_barrier` together with the
+*trigger*, an array that the part before it produced. So each part starts after the one
+before it is done, the schedulers of both CPU and GPU keep the planned order, and a
+rematerialization is neither merged with the original nor hoisted. Inside a part XLA is
+free to fuse.
 
 The trigger is read on from behind the barrier by whatever reads it later: XLA drops
 operands of a barrier whose results nothing reads. Parts that touch only small values
-are left untied, but for updates of donated arguments that are read late. Literals that
-a part spreads over an array pass the barrier too: XLA would otherwise make that array
+are left untied, but for updates of donated arguments: XLA would make them as soon as it
+can, and copy the argument at the start for whatever reads it later. Literals that a
+part spreads over an array pass the barrier too: XLA would otherwise make that array
 once, at the very start, and keep it to the end. The barriers vanish before buffer
 assignment and cost nothing at run time.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,14 +27,12 @@ from jax import lax
 from .._loops.loops import scan_from, stacks
 from .._native.inplace import call
 from .._native.program_words import InplaceProgram
-from .._planning.types import OpId, Problem
+from .._planning.types import OpId
 from .._program.cost import nbytes
 from .._program.profile import Profile
 from .._program.trace import Atom, Literal, Program, Variable, read
 from .._program.units import FUSIBLE, Unit
-
-type Positions = Sequence[Sequence[int]]
-"""Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
+from .parts import Positions, overwriting, parts
 
 type Place = tuple[int, int]
 """An equation and one of its inputs."""
@@ -57,18 +55,10 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     """
 
     def planned(*arguments: Any) -> list[Any]:
-        return _Emission(profile, arguments).run(groups(positions))
+        cut = parts(profile.problem, positions, _alone(profile))
+        return _Emission(profile, arguments).run(cut)
 
     return planned
-
-
-def groups(positions: Positions) -> list[list[OpId]]:
-    """Ops that run at each position, in op order: the op itself comes last."""
-    at: list[list[OpId]] = [[] for _ in positions]
-    for op, places in enumerate(positions):
-        for position in places:
-            at[position].append(op)
-    return at
 
 
 class _Emission:
@@ -89,7 +79,7 @@ class _Emission:
         self.done: set[OpId] = set()
         sizes = [v.size for v in profile.problem.values]
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
-        self.late: set[OpId] = set()
+        self.updates = overwriting(profile.problem)
 
     def _compute_shared(self) -> dict[Variable, Any]:
         """Parts of split arguments, computed once, so that each is gathered once."""
@@ -102,9 +92,7 @@ class _Emission:
             shared.update(zip(equation.outputs, equation.bind(*operands), strict=True))
         return shared
 
-    def run(self, plan: Sequence[Sequence[OpId]]) -> list[Any]:
-        self.late = late_updates(self.profile.problem, plan)
-        parts = [part for group in plan for part in self._parts(group)]
+    def run(self, parts: Sequence[Sequence[OpId]]) -> list[Any]:
         self.overwritten = overwritten_operands(self.profile, parts)
         reads = [self._outside_reads(part) for part in parts]
         self.last_read = {v: i for i, read in enumerate(reads) for v in read}
@@ -114,18 +102,6 @@ class _Emission:
         for i, part in enumerate(parts):
             self._run_part(i, part, reads[i])
         return [_value(self.profile, self.env, a) for a in self.program.outputs]
-
-    def _parts(self, group: Sequence[OpId]) -> Iterator[list[OpId]]:
-        """Cuts a group after each op that XLA computes on its own."""
-        part: list[OpId] = []
-        for op in group:
-            part.append(op)
-            root = self.program.equations[self.profile.units[op].root]
-            if root.primitive.name not in FUSIBLE or op in self.profile.calls:
-                yield part
-                part = []
-        if part:
-            yield part
 
     def _run_part(
         self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
@@ -165,7 +141,7 @@ class _Emission:
             return True
         root = self.program.equations[self.profile.units[op].root]
         made = max((nbytes(self.program.avals[v]) for v in root.outputs), default=0)
-        return op in self.late and made >= self.small
+        return op in self.updates and made >= self.small
 
     def _tie(
         self, part: Sequence[OpId], local: dict[Variable, Any], trigger: Variable
@@ -237,19 +213,11 @@ class _Emission:
                 return
 
 
-def late_updates(problem: Problem, plan: Sequence[Sequence[OpId]]) -> set[OpId]:
-    """Ops that overwrite a donated argument which some other op reads out of its place.
-
-    Left untied, XLA would update the argument as soon as it can, and copy it at the
-    start for whatever reads it later.
-    """
-    away = {op for k, group in enumerate(plan) for op in group if op != k}
-    read_away = {v for op in away for v in problem.ops[op].inputs}
-    return {
-        k
-        for k, op in enumerate(problem.ops)
-        if any(problem.values[v].overwrites in read_away for v in op.outputs)
-    }
+def _alone(profile: Profile) -> set[OpId]:
+    """Ops that XLA fuses with no other."""
+    roots = [profile.program.equations[unit.root] for unit in profile.units]
+    own = {op for op, root in enumerate(roots) if root.primitive.name not in FUSIBLE}
+    return own | profile.calls.keys()
 
 
 def _gathered(program: Program) -> set[Variable]:

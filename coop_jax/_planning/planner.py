@@ -39,6 +39,8 @@ _STRIDE = 0.75
 _SHORTEST = 0.98
 _NOISY_WAYS = 12
 _ENOUGH_WAYS = 6
+_HOPELESS_WAYS = 4
+_NEAR = 1.1
 _LONG = 20_000
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
@@ -97,21 +99,30 @@ def _attempts(
     """Schedules to refine: the best from known plans, then the best from scratch."""
     if starts:
         yield _best(search.reach(start) for start in starts)
-    ways = chain(_ways(search), [partial(_descend, search, search.pool)])
-    yield _best(_refined(search, ways, effort))
+    found = _best(_refined(search, _ways(search), effort))
+    if not found.fits:
+        way = partial(_descend, search, search.pool)
+        found = _best(chain([found], _refined(search, [way], effort)))
+    yield found
 
 
 def _refined(
     search: AnySearch, ways: Iterable[Callable[[], Planned]], effort: Effort
 ) -> Iterator[Planned]:
-    """Where each of the ways leads, and a little refinement; fewer in long programs."""
+    """Where each of the ways leads, and a little refinement; fewer in long programs.
+
+    Only a few if they all end far from the pool.
+    """
     enough = min(_ENOUGH_WAYS, max(1, _LONG // max(len(search.problem.ops), 1)))
     quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
-    fitting = 0
+    fitting, nearest = 0, math.inf
     least = search.problem.cost(search.problem.program_order)
-    for reach in ways:
+    for turn, reach in enumerate(ways):
+        if turn >= _HOPELESS_WAYS and nearest > search.pool * _NEAR:
+            break
         search.moves_left = search.moves
         found = reach()
+        nearest = min(nearest, found.peak)
         if found.peak <= search.pool:
             found = search.refine(found, quick)
         yield found

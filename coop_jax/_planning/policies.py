@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from .buffer_assignment import assign, schedule_buffers
+from .deadlines import Lifetimes
 from .eviction import COOP, DTE, DTR, Policy
-from .online import run_online
+from .online import OnlineRun, run_online
 from .planner import Effort, Planned, Positions, plan, positions, smallest
 from .retention import Retention
-from .types import Problem
+from .types import Problem, ValueId
 
 _FINENESS = 0.02
-_MOST_PACKINGS = 4
+_MOST_PACKINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Planner:
 
 def _online(policy: Policy) -> Planner:
     def run_once(problem: Problem, pool: int) -> Planned:
-        run = run_online(problem, problem.fixed + pool, policy)
+        run = _run(problem, problem.fixed + pool, policy)
         state = Retention(problem)
         if run.is_feasible:
             state.restore(positions(problem, run.schedule))
@@ -55,14 +56,21 @@ def _online(policy: Policy) -> Planner:
     def plan_online(
         problem: Problem, pool: int, effort: Effort, starts: Sequence[Positions] = ()
     ) -> Planned:
-        room, found = pool, run_once(problem, pool)
+        """XLA packs otherwise than the arena: looks for what to ask the arena for."""
+        best: Planned | None = None
+        room, low, high = pool, 0, None
         for _ in range(_MOST_PACKINGS):
-            if not found.fits or found.size <= pool:
-                break
-            # XLA packs otherwise than the arena the policy ran in.
-            room -= found.size - pool
             found = run_once(problem, room)
-        return dataclasses.replace(found, fits=found.fits and found.size <= pool)
+            if found.fits and found.size > pool:
+                high = room
+                room = max(room - (found.size - pool), (low + high) // 2)
+                continue
+            if found.fits and (best is None or found.cost < best.cost):
+                best = found
+            if high is None:
+                break
+            low, room = room, (room + high) // 2
+        return best or dataclasses.replace(found, fits=False)
 
     def smallest_online(
         problem: Problem, effort: Effort, known: Planned | None = None
@@ -80,6 +88,26 @@ def _online(policy: Policy) -> Planner:
         return best
 
     return Planner(plan_online, smallest_online)
+
+
+def _run(problem: Problem, budget: int, policy: Policy) -> OnlineRun:
+    """With gradients kept, as in eager frameworks, or else as far as that is needed.
+
+    A gradient may be read once more, by the update, long after all that it could be
+    computed from again is gone; when it is evicted, no policy sees that coming.
+    """
+    kept = Lifetimes(kept=_after_products(problem))
+    run = run_online(problem, budget, policy, lifetimes=kept)
+    return run if run.is_feasible else run_online(problem, budget, policy)
+
+
+def _after_products(problem: Problem) -> frozenset[ValueId]:
+    """Values from which no matrix product or convolution is computed any more."""
+    before: set[ValueId] = set()
+    for op in reversed(problem.ops):
+        if op.is_expensive or not before.isdisjoint(op.outputs):
+            before.update(op.inputs)
+    return frozenset(range(len(problem.values))) - before
 
 
 PLANNERS = {

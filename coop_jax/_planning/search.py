@@ -13,7 +13,7 @@ moved, which costs nothing.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ _NEAR_BEST = 0.7
 _MOST_PACKINGS = 6
 _TRIES_PER_GAP = 4
 _UNTRIED_SHARE = 0.5
+_SWELLING = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class Search:
         self.problem = state.problem
         self.pool = self.room = pool
         self.is_packed = is_packed
+        self._needed = [
+            op.workspace + sum(state.sizes[v] for v in op.outputs)
+            for op in self.problem.ops
+        ]
         self.minimum = least_counted(state.sizes, state.peak())
         self.tiny_cost = 1e-6 * state.cost + 1e-30
         self.rng = SplitMix()
@@ -230,7 +235,8 @@ class Search:
         """The best way to drop this gap: (bytes per second, edits) if above `floor`.
 
         Inputs that are dead by then are kept alive, or recomputed where that is worth
-        the going rate; recomputing all of them is the last resort.
+        the going rate; recomputing all of them is the last resort. What takes much room
+        to compute may also be computed a position earlier.
         """
         best, best_edits = floor, []
         kept = self._chain(gap, np.inf)
@@ -238,6 +244,8 @@ class Search:
         if kept.stretches:
             again = self._chain(gap, self.rate)
             chains += [again] if again.steps != kept.steps else []
+        if self._swells(gap, chains[-1]):
+            chains.append(self._chain(replace(gap, end=gap.end - 1), self.rate))
         for chain in chains:
             if not chain.steps or chain.estimate < best * _NEAR_BEST:
                 continue
@@ -280,6 +288,16 @@ class Search:
                     gain -= kept
         places = tuple((k, position) for k in sorted(steps))
         return Chain(places, gain / cost, stretches)
+
+    def _swells(self, gap: Gap, chain: Chain) -> bool:
+        """Whether some step takes much more than the value: better before the others.
+
+        So it is with the random bits of a dropout mask, made where attention is made
+        again.
+        """
+        size = _SWELLING * self.state.sizes[gap.value]
+        has_room = gap.end - 1 > gap.start
+        return has_room and any(self._needed[op] > size for op, _ in chain.steps)
 
     def _may_chain(self, op: OpId, position: int, steps: set[OpId]) -> bool:
         return (

@@ -15,12 +15,14 @@ import jax.extend.core as jexc
 
 from .._native.chains import choose_chains
 from .._native.program_words import InplaceProgram
+from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
 from .cost import RATES, DeviceRates, flops, nbytes
 from .hlo import OwnedBuffer
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
-from .units import FUSIBLE, LAYOUTS, Graph, Unit, choose_roots
+from .units import FUSIBLE, Graph, Unit, choose_roots
+from .workspace import workspace
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
 
@@ -99,6 +101,8 @@ def profile(
         fixed=fixed,
         alignment=64 if platform == "cpu" else 256,
     )
+    order = early_order(problem)
+    problem, units = in_order(problem, order), tuple(units[op] for op in order)
     calls = {
         op: programs[unit.root]
         for op, unit in enumerate(units)
@@ -211,7 +215,7 @@ class _ProblemBuilder:
                 inputs,
                 outputs,
                 cost,
-                workspace=self._workspace(unit, equation),
+                workspace=self._workspace(unit),
                 is_recomputable=self._is_recomputable(unit),
                 is_expensive=operations > _DENSE_FLOPS_PER_BYTE * touched,
                 in_place=self._in_place(unit, equation),
@@ -254,37 +258,10 @@ class _ProblemBuilder:
             for k in equations
         )
 
-    def _workspace(self, unit: Unit, equation: Equation) -> int:
-        """Bytes of the op's buffers other than its outputs, overlaps counted once."""
+    def _workspace(self, unit: Unit) -> int:
         if unit.root in self.programs:
             return 0
-        spans = []
-        results = [self.graph.bytes(v) for v in equation.outputs]
-        layouts = [
-            buffer
-            for k in unit.inlined
-            if self.graph.equations[k].primitive.name in LAYOUTS
-            for buffer in self.owned.get(k, ())
-        ]
-        own = self.owned.get(unit.root, ())
-        # A loop writes its results over and over, in one place.
-        distinct = {
-            (b.allocation, b.offset, b.size): b
-            for b in (*own, *layouts, *self.spread.get(unit.root, ()))
-        }
-        for buffer in distinct.values():
-            if buffer.size in results and buffer.origin == "equation":
-                results.remove(buffer.size)
-            elif buffer.is_temporary or buffer.origin == "reader":
-                # Where XLA found room in an argument or output, a plan may not.
-                start = (buffer.allocation, buffer.offset)
-                spans.append((start, buffer.offset + buffer.size))
-        covered, block, reach = 0, -1, -1
-        for (allocation, start), end in sorted(spans):
-            reach = reach if allocation == block else -1
-            covered += max(0, end - max(start, reach))
-            block, reach = allocation, max(reach, end)
-        return covered
+        return workspace(self.graph, unit, self.owned, self.spread)
 
     def _in_place(self, unit: Unit, equation: Equation):
         """Elementwise results may take the bytes of an input of the same type.

@@ -16,6 +16,7 @@ constexpr double kNearBest = 0.7;
 constexpr int kMostPackings = 6;
 constexpr int64_t kTriesPerGap = 4;
 constexpr double kUntriedShare = 0.5;
+constexpr int64_t kSwelling = 2;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Bytes below which all values together are a negligible part of the peak.
@@ -76,7 +77,13 @@ Search::Search(Problem problem, bool is_packed)
       minimum_(LeastCounted(problem_.sizes, state_.Peak())),
       tiny_cost_(1e-6 * state_.cost() + 1e-30),
       tabu_(problem_.ops.size()),
-      in_chain_(problem_.ops.size()) {}
+      in_chain_(problem_.ops.size()),
+      needed_(problem_.ops.size()) {
+  for (size_t k = 0; k < needed_.size(); ++k) {
+    needed_[k] = problem_.ops[k].workspace;
+    for (ValueId v : problem_.ops[k].outputs) needed_[k] += problem_.sizes[v];
+  }
+}
 
 void Search::Set(const Settings& settings) {
   pool_ = settings.pool;
@@ -234,6 +241,9 @@ Search::Variant Search::BestVariant(const Gap& gap, int64_t excess, double floor
   if (kept.stretches) again = FindChain(gap, rate_);
   consider(kept);
   if (kept.stretches && !(again.steps == kept.steps)) consider(again);
+  if (Swells(gap, kept.stretches ? again : kept)) {
+    consider(FindChain({gap.value, gap.start, gap.end - 1}, rate_));
+  }
   return best;
 }
 
@@ -274,6 +284,14 @@ Search::Chain Search::FindChain(const Gap& gap, double rate) {
   for (OpId k : steps) chain.steps.push_back({k, position});
   chain.estimate = static_cast<double>(gain) / cost;
   return chain;
+}
+
+// Whether some step takes much more than the value: better before the others.
+bool Search::Swells(const Gap& gap, const Chain& chain) const {
+  const int64_t size = kSwelling * problem_.sizes[gap.value];
+  return gap.end - 1 > gap.start &&
+         std::any_of(chain.steps.begin(), chain.steps.end(),
+                     [&](const Step& step) { return needed_[step.op] > size; });
 }
 
 bool Search::MayChain(OpId op, int32_t position, size_t steps) const {

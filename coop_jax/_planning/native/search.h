@@ -94,6 +94,7 @@ class Search {
   Variant Probe(const std::vector<Move>& moves, int64_t excess);
   Variant BestVariant(const Gap& gap, int64_t excess, double floor);
   Chain FindChain(const Gap& gap, double rate);
+  bool Swells(const Gap& gap, const Chain& chain) const;
   bool MayChain(OpId op, int32_t position, size_t steps) const;
   void Insert(const std::vector<Step>& steps, std::vector<Edit>* log);
   Variant Try(const std::vector<Step>& steps, int64_t excess);
@@ -121,6 +122,8 @@ class Search {
   // Kept between calls for their memory.
   std::vector<int32_t> in_chain_;
   int32_t stamp_ = 0;
+  // Per op, the bytes of its results and its workspace.
+  std::vector<int64_t> needed_;
 };
 
 }  // namespace coop_jax

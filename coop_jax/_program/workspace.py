@@ -1,0 +1,70 @@
+"""Bytes that an op takes beside its operands and results, from XLA's own buffers."""
+
+from collections.abc import Mapping, Sequence
+
+from .hlo import OwnedBuffer
+from .units import FUSIBLE, LAYOUTS, Graph, Unit
+
+type Owned = Mapping[int, Sequence[OwnedBuffer]]
+"""Buffers by equation."""
+
+
+def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
+    """Bytes of the unit's buffers other than its results, overlaps counted once.
+
+    Where XLA found room in an argument or output, a plan may not: what was made up for
+    the unit to read counts wherever it lies.
+
+    Args:
+      graph: of the program.
+      unit: one of its units.
+      owned: what XLA assigned to each equation.
+      spread: per root, the arrays that a literal of its unit becomes.
+    """
+    results = [graph.bytes(v) for v in graph.equations[unit.root].outputs]
+    nameless = _nameless(graph, unit, owned)
+    layouts = [
+        buffer
+        for k in unit.inlined
+        if graph.equations[k].primitive.name in LAYOUTS
+        for buffer in owned.get(k, ())
+    ]
+    # A loop writes its results over and over, in one place.
+    distinct = {
+        (b.allocation, b.offset, b.size): b
+        for b in (*owned.get(unit.root, ()), *layouts, *spread.get(unit.root, ()))
+    }
+    counted = []
+    for buffer in distinct.values():
+        if buffer.size in results and buffer.origin == "equation":
+            results.remove(buffer.size)
+        elif buffer.size in nameless and buffer.origin == "reader":
+            nameless.remove(buffer.size)
+        elif buffer.is_temporary or buffer.origin == "reader":
+            counted.append(buffer)
+    return _covered(counted)
+
+
+def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
+    """Sizes of operands that XLA wrote under no name, and turns around in this unit.
+
+    XLA:CPU does so with gradients of convolutions.
+    """
+    return [
+        graph.bytes(v)
+        for v in unit.inputs
+        if (k := graph.producer.get(v)) is not None
+        and graph.equations[k].primitive.name not in FUSIBLE
+        and not owned.get(k)
+    ]
+
+
+def _covered(buffers: Sequence[OwnedBuffer]) -> int:
+    """Bytes of the places taken, each once."""
+    spans = sorted((b.allocation, b.offset, b.offset + b.size) for b in buffers)
+    covered, block, reach = 0, -1, -1
+    for allocation, start, end in spans:
+        reach = reach if allocation == block else -1
+        covered += max(0, end - max(start, reach))
+        block, reach = allocation, max(reach, end)
+    return covered

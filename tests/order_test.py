@@ -1,0 +1,84 @@
+"""What only frees bytes runs as soon as it can."""
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from validate_test import random_problem
+
+from coop_jax._planning.order import early_order, in_order
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._planning.validate import live_bytes, validate
+
+# Two weights (arguments 0, 1); their gradients are made one after the other, and both
+# weights are updated at the end.
+STEP = Problem(
+    (
+        Op("forward", (0, 1), (2,), 1.0),
+        Op("gradient of 1", (2,), (3,), 1.0),
+        Op("gradient of 0", (2, 1), (4,), 1.0),
+        Op("update 0", (0, 4), (5,), 1.0),
+        Op("update 1", (1, 3), (6,), 1.0),
+    ),
+    (
+        Value("weight 0", 0, is_argument=True),
+        Value("weight 1", 0, is_argument=True),
+        Value("activation", 8),
+        Value("gradient 1", 8),
+        Value("gradient 0", 8),
+        Value("new 0", 0, is_output=True, overwrites=0),
+        Value("new 1", 0, is_output=True, overwrites=1),
+    ),
+)
+
+
+def test_an_update_waits_for_its_gradient_and_the_readers_of_the_weight() -> None:
+    # Update 1 after op 2, the last to read weight 1.
+    assert early_order(STEP) == (0, 1, 2, 3, 4)
+    apart = dataclasses.replace(STEP.ops[2], inputs=(2,))
+    ops = (*STEP.ops[:2], apart, *STEP.ops[3:])
+    assert early_order(dataclasses.replace(STEP, ops=ops)) == (0, 1, 4, 2, 3)
+
+
+def test_an_update_of_what_no_op_made_stays() -> None:
+    counter = Op("count", (0,), (1,), 1.0)
+    values = (
+        Value("count", 0, is_argument=True),
+        Value("next", 0, is_output=True, overwrites=0),
+        Value("other", 8, is_output=True),
+    )
+    ops = (Op("other", (), (2,), 1.0), counter)
+    assert early_order(Problem(ops, values)) == (0, 1)
+
+
+def test_a_result_that_takes_bytes_stays_in_its_place() -> None:
+    values = (Value("array", 8), Value("sum", 1), Value("result", 0, is_output=True))
+    ops = (
+        Op("array", (), (0,), 1.0),
+        Op("other", (), (), 1.0),
+        Op("sum", (0,), (1,), 1.0),
+        Op("last", (), (), 1.0),
+        Op("result", (1,), (2,), 1.0),
+    )
+    assert early_order(Problem(ops, values)) == (0, 1, 2, 4, 3)
+
+
+@given(seed=st.integers(0, 2**32), length=st.integers(1, 40))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_order_is_valid_and_no_op_finds_more_bytes_alive(
+    seed: int, length: int
+) -> None:
+    problem = random_problem(seed, length)
+    order = early_order(problem)
+    validate(problem, order)
+    assert sorted(order) == list(problem.program_order)
+    before, after = (
+        live_bytes(problem, problem.program_order),
+        live_bytes(problem, order),
+    )
+    done: set[int] = set()
+    for step, op in enumerate(order):
+        if done.issuperset(range(op)):
+            assert after[step] <= before[op]
+        done.add(op)
+    assert early_order(in_order(problem, order)) == problem.program_order
