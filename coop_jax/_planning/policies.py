@@ -57,20 +57,21 @@ def _online(policy: Policy) -> Planner:
         problem: Problem, pool: int, effort: Effort, starts: Sequence[Positions] = ()
     ) -> Planned:
         """XLA packs otherwise than the arena: looks for what to ask the arena for."""
-        best: Planned | None = None
+        tried: list[Planned] = []
         room, low, high = pool, 0, None
         for _ in range(_MOST_PACKINGS):
-            found = run_once(problem, room)
+            tried.append(found := run_once(problem, room))
             if found.fits and found.size > pool:
                 high = room
                 room = max(room - (found.size - pool), (low + high) // 2)
                 continue
-            if found.fits and (best is None or found.cost < best.cost):
-                best = found
             if high is None:
                 break
             low, room = room, (room + high) // 2
-        return best or dataclasses.replace(found, fits=False)
+        within = [found for found in tried if found.fits and found.size <= pool]
+        if not within:
+            return dataclasses.replace(tried[-1], fits=False)
+        return min(within, key=lambda found: found.cost)
 
     def smallest_online(
         problem: Problem, effort: Effort, known: Planned | None = None
