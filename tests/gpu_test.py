@@ -10,7 +10,9 @@ import pytest
 import coop_jax
 from benchmarks import h200
 from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.emit import emit
 from coop_jax._fitting.solve import Workbench
+from coop_jax._measure import memory_use
 from coop_jax._planning.planner import Effort
 
 LAYERS, WIDTH, ROWS = 3, 256, 8192
@@ -67,6 +69,36 @@ def test_a_step_fits_when_compiled_for_a_described_gpu() -> None:
     budget = int(0.7 * bench.unplanned.total)
     found = bench.fit(budget, Effort())
     assert found.memory.total <= budget < bench.unplanned.total
+
+
+@pytest.mark.gpu
+def test_described_new_weights_do_not_wait_in_the_order_of_their_gradients() -> None:
+    def convolved(weights, x):
+        def loss_of(weights):
+            y = x
+            for w in weights:
+                y = jax.lax.conv_general_dilated(
+                    y, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+                y = jnp.maximum(y, 0)
+            return jnp.mean(y**2)
+
+        grads = jax.grad(loss_of)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
+
+    weight = jax.ShapeDtypeStruct((3, 3, 256, 256), jnp.float32)
+    x = jax.ShapeDtypeStruct((4, 8, 8, 256), jnp.float32)
+    try:
+        args = h200.on_device(([weight] * 6, x))
+    except ImportError as error:
+        pytest.skip(f"XLA's compile-only GPU backend is not at hand: {error}")
+    traced = jax.jit(convolved, donate_argnums=0).trace(*args)
+    step = flat_step(traced, jax.tree.leaves(args))
+    options = {"compiler_options": h200.COMPILER_OPTIONS}
+    bench = Workbench(dataclasses.replace(step, jit_options=options))
+    home = [(op,) for op in bench.problem.program_order]
+    temp = memory_use(bench.step.compile(emit(bench.profile, home))).temp
+    assert temp < 3.5 * weight.size * 4
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from .._loops.loops import scan_from, stacks
 from .._native.inplace import call
@@ -195,6 +196,8 @@ class _Emission:
             local.update(
                 zip(self.program.equations[unit.root].outputs, outputs, strict=True)
             )
+        if op in self.updates:
+            outputs = [_row_major(x) for x in outputs]
         self.env.update(
             zip(self.program.equations[unit.root].outputs, outputs, strict=True)
         )
@@ -211,6 +214,14 @@ class _Emission:
             if sized:
                 self.trigger = max(sized, key=lambda v: self.env[v].size)
                 return
+
+
+def _row_major(array: jax.Array) -> jax.Array:
+    """The array, whose layout XLA may not choose.
+
+    Else an updated weight stays in the order of its gradient up to the end of the step.
+    """
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
 def _alone(profile: Profile) -> set[OpId]:

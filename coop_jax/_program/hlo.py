@@ -28,6 +28,7 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "name": (1, "string"),
         "opcode": (2, "string"),
         "metadata": (7, "OpMetadata"),
+        "tuple_index": (13, "int64"),
         "id": (35, "int64"),
         "operand_ids": (36, "int64*"),
         "called_computation_ids": (38, "int64*"),
@@ -121,11 +122,12 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
             instruction = instructions.get(defined.instruction_id)
             if instruction is None or instruction.opcode in _NOT_WRITTEN:
                 continue
-            owners, origin = [names.of(instruction, list(defined.shape_index))], ""
+            place = list(defined.shape_index)
+            owners, origin = [names.of(instruction, place)], ""
             if owners == [""]:
-                is_constant = names.is_from_constants(instruction)
+                is_constant = names.is_from_constants(instruction, place)
                 origin = "constants" if is_constant else "reader"
-                owners = names.of_readers(instruction) or [""]
+                owners = names.of_readers(instruction, place) or [""]
                 owners = owners if is_constant else owners[:1]
             found += [
                 OwnedBuffer(
@@ -168,18 +170,30 @@ class _Names:
             for operand in reader.operand_ids:
                 self._readers[operand].append(reader)
 
-    def of(self, instruction: Any, shape_index: list[int]) -> str:
+    def of(self, instruction: Any, place: list[int]) -> str:
         """A fusion is named after what computes this result inside it."""
         own = instruction.metadata.op_name
         if instruction.opcode != "fusion":
             return own or self._of_operand(instruction)
-        root = self._instructions[self._roots[instruction.called_computation_ids[0]]]
-        if shape_index and root.opcode == "tuple":
-            root = self._instructions[root.operand_ids[shape_index[0]]]
+        root = self._computing(instruction, place)
+        if not root.metadata.op_name and place and self._is_from_constants(root):
+            return ""
         return root.metadata.op_name or self._of_operand(root) or own
 
-    def is_from_constants(self, instruction: Any) -> bool:
-        """Whether nothing but constants goes into an instruction."""
+    def is_from_constants(self, instruction: Any, place: list[int]) -> bool:
+        """Whether nothing but constants goes into this result."""
+        if instruction.opcode == "fusion" and place:
+            return self._is_from_constants(self._computing(instruction, place))
+        return self._is_from_constants(instruction)
+
+    def _computing(self, fusion: Any, place: list[int]) -> Any:
+        """What computes this result inside a fusion."""
+        root = self._instructions[self._roots[fusion.called_computation_ids[0]]]
+        if place and root.opcode == "tuple":
+            return self._instructions[root.operand_ids[place[0]]]
+        return root
+
+    def _is_from_constants(self, instruction: Any) -> bool:
         todo, seen = [instruction.id], set()
         while todo and len(seen) <= _NAMELESS:
             at = self._instructions[todo.pop()]
@@ -189,17 +203,20 @@ class _Names:
             todo += at.operand_ids
         return not todo
 
-    def of_readers(self, instruction: Any) -> list[str]:
-        """The names of what reads the result, through what has no name."""
+    def of_readers(self, instruction: Any, place: list[int]) -> list[str]:
+        """The names of what reads this result, through what has no name."""
         found: dict[str, None] = {}
-        todo = [instruction]
+        readers = self._readers[instruction.id]
+        if place:
+            # Or of the other results, where nothing reads this one.
+            readers = [r for r in readers if r.tuple_index == place[0]] or readers
         for _ in range(_NAMELESS):
-            readers = [r for at in todo for r in self._readers[at.id]]
             todo = []
             for reader in readers:
                 names = self._of_results(reader)
                 found.update(dict.fromkeys(names))
                 todo += [] if names else [reader]
+            readers = [r for at in todo for r in self._readers[at.id]]
         return list(found)
 
     def _of_results(self, instruction: Any) -> list[str]:
