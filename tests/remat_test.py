@@ -266,6 +266,23 @@ def noisy_step(log: list, weights: Any, x: Any) -> Any:
     return new, value
 
 
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_donated_keys_go_on_as_in_the_step_as_written(shape: tuple[int, ...]) -> None:
+    def key_step(state: Any, x: Any) -> Any:
+        weights, keys = state
+        new = jax.vmap(lambda key: jax.random.split(key)[0])(keys.reshape(-1))
+        mask = jax.random.bernoulli(new[0], 0.9, x.shape)
+        return train_step(weights, jnp.where(mask, x, 0))[0], new.reshape(shape)
+
+    weights, x = arrays()
+    keys = jax.random.split(jax.random.key(0), shape)
+    _, expected = jax.jit(key_step)((weights, keys), x)
+    step = coop_jax.remat(key_step, 0.7, donate_argnums=0)
+    assert step.plan((weights, keys), x).is_planned
+    _, found = step((weights, keys), x)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (found, expected)))
+
+
 @pytest.mark.parametrize("budget", [1.0, 0.85, "min"])
 def test_effects_happen_once_and_in_order(
     budget: Any, capfd: pytest.CaptureFixture[str]
