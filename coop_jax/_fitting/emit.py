@@ -221,7 +221,7 @@ def _row_major(array: jax.Array) -> jax.Array:
 
     Else an updated weight stays in the order of its gradient up to the end of the step.
     """
-    if array.ndim < 2 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    if array.ndim < 2 or jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return array
     return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
