@@ -1,6 +1,9 @@
 """The main job on a real GPU, and compiled for a described one."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,16 +59,27 @@ def test_a_step_fits_and_agrees_on_a_gpu() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.gpu
-def test_a_step_fits_when_compiled_for_a_described_gpu() -> None:
+def described(step: Callable, *args: Any) -> Workbench:
+    """A workbench for the step on an H200 that is only described."""
     try:
-        args = h200.on_device(abstract())
+        args = h200.on_device(args)
     except ImportError as error:
         pytest.skip(f"XLA's compile-only GPU backend is not at hand: {error}")
-    traced = jax.jit(train_step, donate_argnums=0).trace(*args)
-    step = flat_step(traced, jax.tree.leaves(args))
+    traced = jax.jit(step, donate_argnums=0).trace(*args)
+    flat = flat_step(traced, jax.tree.leaves(args))
     options = {"compiler_options": h200.COMPILER_OPTIONS}
-    bench = Workbench(dataclasses.replace(step, jit_options=options))
+    return Workbench(dataclasses.replace(flat, jit_options=options))
+
+
+def convolved(w: jax.Array, x: jax.Array) -> jax.Array:
+    kinds = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=kinds)
+    return jnp.maximum(y, 0)
+
+
+@pytest.mark.gpu
+def test_a_step_fits_when_compiled_for_a_described_gpu() -> None:
+    bench = described(train_step, *abstract())
     budget = int(0.7 * bench.unplanned.total)
     found = bench.fit(budget, Effort())
     assert found.memory.total <= budget < bench.unplanned.total
@@ -73,29 +87,16 @@ def test_a_step_fits_when_compiled_for_a_described_gpu() -> None:
 
 @pytest.mark.gpu
 def test_described_new_weights_do_not_wait_in_the_order_of_their_gradients() -> None:
-    def convolved(weights, x):
+    def step(weights, x):
         def loss_of(weights):
-            y = x
-            for w in weights:
-                y = jax.lax.conv_general_dilated(
-                    y, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-                )
-                y = jnp.maximum(y, 0)
-            return jnp.mean(y**2)
+            return jnp.mean(functools.reduce(lambda y, w: convolved(w, y), weights, x))
 
         grads = jax.grad(loss_of)(weights)
         return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
 
     weight = jax.ShapeDtypeStruct((3, 3, 256, 256), jnp.float32)
     x = jax.ShapeDtypeStruct((4, 8, 8, 256), jnp.float32)
-    try:
-        args = h200.on_device(([weight] * 6, x))
-    except ImportError as error:
-        pytest.skip(f"XLA's compile-only GPU backend is not at hand: {error}")
-    traced = jax.jit(convolved, donate_argnums=0).trace(*args)
-    step = flat_step(traced, jax.tree.leaves(args))
-    options = {"compiler_options": h200.COMPILER_OPTIONS}
-    bench = Workbench(dataclasses.replace(step, jit_options=options))
+    bench = described(step, [weight] * 6, x)
     home = [(op,) for op in bench.problem.program_order]
     temp = memory_use(bench.step.compile(emit(bench.profile, home))).temp
     assert temp < 3.5 * weight.size * 4

@@ -1,13 +1,16 @@
 """What XLA assigned, read back from the compiled program."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from google.protobuf import json_format
 from jax import lax
 
+from coop_jax._program import hlo
 from coop_jax._program.hlo import (
     OwnedBuffer,
     dump_directory,
@@ -69,6 +72,76 @@ def test_what_xla_makes_of_constants_alone_is_told_apart() -> None:
     assert all(b.is_temporary for b in made_up)
     assert all("pooled" in b.op_name for b in made_up), "named after what reads it"
     assert not any(b.op_name == "" and b.origin != "constants" for b in buffers)
+
+
+# A fusion that writes the maximum of its operand and zeros, and the zeros as well.
+FUSED_ZEROS = {
+    "module": {
+        "computations": [
+            {
+                "id": 1,
+                "root_id": 13,
+                "instructions": [
+                    {"id": 10, "opcode": "parameter"},
+                    {
+                        "id": 11,
+                        "opcode": "fusion",
+                        "operand_ids": [10],
+                        "called_computation_ids": [2],
+                        "metadata": {"op_name": "relu"},
+                    },
+                    {
+                        "id": 12,
+                        "opcode": "get-tuple-element",
+                        "operand_ids": [11],
+                        "tuple_index": 1,
+                    },
+                    {
+                        "id": 13,
+                        "opcode": "scatter",
+                        "operand_ids": [12],
+                        "metadata": {"op_name": "gradient"},
+                    },
+                ],
+            },
+            {
+                "id": 2,
+                "root_id": 24,
+                "instructions": [
+                    {"id": 20, "opcode": "parameter"},
+                    {"id": 21, "opcode": "constant"},
+                    {"id": 22, "opcode": "broadcast", "operand_ids": [21]},
+                    {
+                        "id": 23,
+                        "opcode": "maximum",
+                        "operand_ids": [20, 22],
+                        "metadata": {"op_name": "relu"},
+                    },
+                    {"id": 24, "opcode": "tuple", "operand_ids": [23, 22]},
+                ],
+            },
+        ]
+    },
+    "buffer_assignment": {
+        "logical_buffers": [
+            {"id": i, "defined_at": {"shape_index": [i], "instruction_id": 11}}
+            for i in range(2)
+        ],
+        "allocations": [
+            {"assigned": [{"logical_buffer_id": i, "size": 64} for i in range(2)]}
+        ],
+    },
+}
+
+
+def test_constants_that_a_fusion_writes_beside_its_result_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    message = json_format.ParseDict(FUSED_ZEROS, hlo._message_class("Hlo")())
+    path = tmp_path / "module.after_optimizations.hlo.pb"
+    path.write_bytes(message.SerializeToString())
+    found = [(b.op_name, b.origin) for b in owned_buffers(None, str(tmp_path))]
+    assert found == [("relu", "equation"), ("gradient", "constants")]
 
 
 def test_a_fused_chain_has_one_buffer_named_after_its_last_equation() -> None:

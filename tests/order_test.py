@@ -1,4 +1,4 @@
-"""What only frees bytes runs as soon as it can."""
+"""What takes no bytes of the pool runs as soon as it can."""
 
 import dataclasses
 
@@ -72,10 +72,8 @@ def test_the_order_is_valid_and_no_op_finds_more_bytes_alive(
     order = early_order(problem)
     validate(problem, order)
     assert sorted(order) == list(problem.program_order)
-    before, after = (
-        live_bytes(problem, problem.program_order),
-        live_bytes(problem, order),
-    )
+    before = live_bytes(problem, problem.program_order)
+    after = live_bytes(problem, order)
     done: set[int] = set()
     for step, op in enumerate(order):
         if done.issuperset(range(op)):

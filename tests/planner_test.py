@@ -1,5 +1,6 @@
 """The planner: two cases by eye, random problems, and the optimum of tiny ones."""
 
+import dataclasses
 import heapq
 import itertools
 import random
@@ -75,6 +76,30 @@ def test_moves_what_is_needed_late_for_free() -> None:
     assert planned.schedule == (1, 2, 0, 3)
     assert planned.positions == ((3,), (1,), (2,), (3,))
     assert (planned.peak, planned.cost) == (9, problem.cost(problem.program_order))
+
+
+def test_what_takes_much_room_to_compute_is_computed_before_the_rest() -> None:
+    # The mask has to go in op 2. Computed again for op 4, its bits would lie beside the
+    # array that op 3 makes; computed for op 3, they are gone by then.
+    values = (
+        Value("bits", 8),
+        Value("mask", 2),
+        Value("done", 0, is_output=True),
+        Value("array", 6),
+        Value("result", 0, is_output=True),
+    )
+    ops = (
+        op((), 0, 1.0),
+        op((0,), 1, 1.0),
+        op((1,), 2, 1.0),
+        Op("array", (), (3,), 1.0, is_recomputable=False),
+        op((1, 3), 4, 1.0),
+    )
+    middle = dataclasses.replace(ops[2], inputs=(), workspace=11)
+    problem = Problem((*ops[:2], middle, *ops[3:]), values)
+    found = plan(problem, 12)
+    assert found.fits
+    assert found.schedule == (2, 0, 1, 3, 4)
 
 
 def test_says_so_when_nothing_fits() -> None:

@@ -221,6 +221,8 @@ class _Names:
 
     def _of_results(self, instruction: Any) -> list[str]:
         """The names of all that a fusion computes, its own last."""
+        if instruction.opcode == "get-tuple-element":
+            return []
         names = []
         if instruction.opcode == "fusion":
             called = self._roots[instruction.called_computation_ids[0]]
