@@ -17,6 +17,11 @@ import coop_jax
 
 SIDE = 192  # 144 KiB per float32 square; XLA treats much smaller ones differently
 
+
+def _pool(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 3), (2, 2), "SAME")
+
+
 UNARY = (
     jnp.tanh,
     lambda x: x * 0.5 + 1.0,
@@ -28,6 +33,7 @@ UNARY = (
     lambda x: jnp.concatenate([x[SIDE // 2 :], x[: SIDE // 2]]),
     lambda x: jnp.sum(x, axis=1)[:, None] * jnp.ones((1, SIDE)),
     lambda x: jax.lax.scan(lambda c, row: (0.5 * c + row, c), x[0], x)[1],
+    lambda x: jax.grad(lambda x: jnp.sum(_pool(x) ** 2))(x),
 )
 BINARY = (
     operator.add,

@@ -9,7 +9,9 @@
     floor      the smallest variants, and the smallest plan of what is left
 
 A rewritten step is a program like any other, so each has a `Workbench` of its own. A
-step without pairs is left to its `Workbench`.
+step without pairs is left to its `Workbench`, but where one of its loops alone takes
+more than there is room for (a model's gradients, accumulated over micro-batches): then
+the bodies are planned.
 """
 
 import contextlib
@@ -130,11 +132,14 @@ class LoopWorkbench:
         Raises:
           BudgetError: nothing that small was reached.
         """
-        if self.unplanned.total <= budget or not self.sites:
-            return self.plain.fit(budget, effort)
         room = budget - self.unplanned.fixed
+        if self.unplanned.total <= budget or not self._is_held_inside(room):
+            return self.plain.fit(budget, effort)
         if room > 0:
-            self._approach(room, effort)
+            if self.sites:
+                self._approach(room, effort)
+            else:
+                self._approach_inside(room, effort)
             if not self._fitting(budget):
                 self._plan_smallest(budget, effort)
         fitting = self._fitting(budget)
@@ -147,7 +152,7 @@ class LoopWorkbench:
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
-        if not self.sites:
+        if not self._is_held_inside(0):
             return self.plain.floor(effort)
         self._smallest(effort).bench.floor(effort)
         return self.smallest
@@ -215,6 +220,30 @@ class LoopWorkbench:
                 aim = self._predict(sizes) + int(0.9 * (room - temp))
             else:
                 return
+
+    def _approach_inside(self, room: int, effort: Effort) -> None:
+        """Plans the bodies of loops, aiming lower by what XLA was over."""
+        aim, most = room, self.compiles + _MOST_COMPILES
+        while self.compiles < most and aim > 0:
+            known = self.compiles
+            temp = self._squeeze(self._rewrite([]), aim, effort)
+            if temp <= room or self.compiles == known:
+                return
+            aim -= temp - room + room // 200
+
+    def _is_held_inside(self, room: int) -> bool:
+        """Whether planning the straight line alone cannot come down to the room."""
+        if self.sites or self.policy != "coop":
+            return bool(self.sites)
+        problem, equations = self.plain.problem, self.step.program.equations
+        return any(
+            is_region(equations[unit.root])
+            and op.workspace
+            and op.workspace
+            + sum(problem.values[v].size for v in {*op.inputs, *op.outputs})
+            > room
+            for op, unit in zip(problem.ops, self.plain.profile.units, strict=True)
+        )
 
     def _squeeze(self, rewritten: Rewritten, room: int, effort: Effort) -> int:
         """Brings a rewritten step within the room without keeping less between scans.
@@ -330,9 +359,11 @@ class LoopWorkbench:
         for known in self.rewritten:
             if known.plans == plans and not known.bodies:
                 return known
-        program = rewritten(self.step.program, plans, self.step.platform)
-        step = dataclasses.replace(self.step, program=program)
-        bench = self._bench(step, "the step with its loops rewritten")
+        bench = self.plain
+        if plans:
+            program = rewritten(self.step.program, plans, self.step.platform)
+            step = dataclasses.replace(self.step, program=program)
+            bench = self._bench(step, "the step with its loops rewritten")
         found = Rewritten(tuple(variants), plans, (), bench)
         self.rewritten.append(found)
         return found
@@ -350,7 +381,7 @@ class LoopWorkbench:
     # Candidates
 
     def _benches(self) -> list[Workbench]:
-        return [self.plain, *(r.bench for r in self.rewritten)]
+        return list(dict.fromkeys([self.plain, *(r.bench for r in self.rewritten)]))
 
     def _candidates(self) -> list[Candidate]:
         return [c for b in self._benches() for c in (b.baseline, *b.candidates)]

@@ -19,6 +19,7 @@ from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
 from .cost import RATES, DeviceRates, flops, nbytes
 from .hlo import OwnedBuffer
+from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
 from .units import FUSIBLE, Graph, Unit, choose_roots
@@ -85,13 +86,17 @@ def profile(
     rates = rates or RATES.get(platform, RATES["gpu"])
     owned = _by_equation(buffers)
     program = localized(program, owned)
+    pools = pool_gradients(program)
+    owned |= {k: buffers_by_windows(program, k, owned.get(k, ())) for k in pools}
+    program = by_windows(program, pools)
     graph = Graph(program)
     roots = choose_roots(graph, owned)
     programs: dict[int, InplaceProgram] = {}
     if inplace:
         roots, programs = choose_chains(graph, roots, owned)
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
-    standing, spread = _constants(graph, units, buffers)
+    left = [b for b in buffers if _equation(b) not in pools]
+    standing, spread = _constants(graph, units, left)
     builder = _ProblemBuilder(graph, owned, spread, rates, programs)
     for unit in units:
         builder.add(unit)

@@ -133,8 +133,7 @@ def _tied(
         place = (*around, unit.root)
         own = _named(buffers, place)
         inside = profile(_inside(found.program, equation), own, 0, platform)
-        order = tuple((k,) for k in inside.problem.program_order)
-        plans.append(BodyPlan(place, order, 0.0, own))
+        plans.append(BodyPlan(place, _in_order(inside.problem), 0.0, own))
         # What the outer loop holds beside its working set is in its operands.
         plans += _tied(inside, buffers, place, 0, platform)
     return plans
@@ -156,16 +155,17 @@ def _bodies(
         own = next((p for p in plans if p.place == (k,)), None)
         inside = [replace(p, place=p.place[1:]) for p in plans if p.place[0] == k]
         body = _inside(program, program.equations[k])
+        found = None if own is None else profile(body, own.buffers, 0, platform)
+        body = body if found is None else found.program
         deeper = _bodies(body, [p for p in inside if p.place], platform)
         equations = list(body.equations)
         for at, function in deeper.items():
             loop = equations[at]
             equations[at] = replace(loop, instead=partial(_loop, loop, function))
         moved = replace(body, equations=tuple(equations))
-        if own is None:
+        if own is None or found is None:
             functions[k] = partial(_run, moved)
         else:
-            found = profile(body, own.buffers, 0, platform)
             functions[k] = emit(replace(found, program=moved), own.positions)
     return functions
 
@@ -211,32 +211,34 @@ class _BodyPlanner:
             over = alive[op] - allowed
             if over > 0 and is_region(equation) and ops[op].workspace:
                 place = (*around, unit.root)
-                saved = self._plan_body(found.program, equation, place, times, over)
-                reached = max(0, ops[op].workspace - saved)
+                room = max(1, ops[op].workspace - over)
+                reached = self._plan_body(found.program, equation, place, times, room)
+                reached = min(reached, ops[op].workspace)
                 ops[op] = replace(ops[op], workspace=reached)
         return replace(problem, ops=tuple(ops))
 
     def _plan_body(
-        self, program: Program, equation: Equation, place: Place, times: int, over: int
+        self, program: Program, equation: Equation, place: Place, times: int, room: int
     ) -> int:
-        """Plans a body that takes `over` bytes too many; returns the bytes saved."""
+        """Plans a body that XLA gave more bytes than `room`; returns what it reaches.
+
+        Held to its order it may already take less.
+        """
         times *= equation.params["length"]
         own = _named(self._buffers, place)
         found = profile(_inside(program, equation), own, 0, self._platform)
-        written = _packed(found.problem)
-        pool = max(1, written - over)
-        problem = self.plan_loops(found, place, times, pool)
-        reached = _packed(problem)
-        if reached <= pool:
-            return written - reached
-        planned = plan(problem, pool, self._effort, is_packed=True)
-        if not planned.fits:
-            planned = smallest(problem, self._effort, is_packed=True)
-        if planned.size >= reached:
-            return written - reached
-        cost = times * (planned.cost - problem.cost(problem.program_order))
-        self.plans.append(BodyPlan(place, planned.positions, cost, own))
-        return written - planned.size
+        problem = self.plan_loops(found, place, times, room)
+        reached, positions, cost = _packed(problem), _in_order(problem), 0.0
+        if reached > room:
+            planned = plan(problem, room, self._effort, is_packed=True)
+            if not planned.fits:
+                planned = smallest(problem, self._effort, is_packed=True)
+            if planned.size < reached:
+                extra = planned.cost - problem.cost(problem.program_order)
+                reached, positions = planned.size, planned.positions
+                cost = times * extra
+        self.plans.append(BodyPlan(place, positions, cost, own))
+        return reached
 
 
 def _by_place(
@@ -267,6 +269,11 @@ def _named(
         if len(at) > depth and at[:depth] == place
         for buffer in inside
     )
+
+
+def _in_order(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Positions of a plan that computes nothing twice."""
+    return tuple((k,) for k in problem.program_order)
 
 
 def _packed(problem: Problem) -> int:

@@ -1,0 +1,202 @@
+"""Gradients of max and min pooling, window by window.
+
+XLA expands a `select-and-scatter` into a search that carries one int32 array of the
+operand's size per axis, and a scatter. XLA:CPU writes those arrays out: made from
+constants alone, they live from the start of the step to its end, four times the operand
+in each pool, and the scatter goes element by element. The same gradient is a handful of
+elementwise operations on slices, which fuse: for each window the number of the element
+that was chosen, a byte, then each element's share of what the windows that chose it
+pass back.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .cost import nbytes
+from .hlo import OwnedBuffer
+from .trace import Atom, Equation, Literal, Program
+
+_MOST = 64
+"""Elements of a window that are told apart by slices; larger ones are XLA's."""
+
+
+def pool_gradients(program: Program) -> frozenset[int]:
+    """The equations that are gradients of pooling with small windows."""
+    return frozenset(
+        k for k, each in enumerate(program.equations) if _is_pool_gradient(each)
+    )
+
+
+def by_windows(program: Program, chosen: frozenset[int]) -> Program:
+    """The program with these equations computed window by window."""
+    if not chosen:
+        return program
+    equations = list(program.equations)
+    for k in chosen:
+        instead = functools.partial(_outputs, equations[k].params)
+        equations[k] = replace(equations[k], instead=instead)
+    return replace(program, equations=tuple(equations))
+
+
+def buffers_by_windows(
+    program: Program, k: int, owned: Sequence[OwnedBuffer]
+) -> list[OwnedBuffer]:
+    """What equation `k` takes, computed window by window.
+
+    Args:
+      program: it is in.
+      k: a gradient of pooling.
+      owned: what XLA assigned to it.
+
+    Returns:
+      The result, where XLA gave it bytes of its own, and what is needed beside it: a
+      byte per window, and what is around the operand, whose padded copy is gone when
+      the result is written.
+    """
+    equation = program.equations[k]
+    result = program.avals[equation.outputs[0]]
+    size = program.sizes.get(equation.outputs[0], nbytes(result))
+    results = [b for b in owned if b.origin == "equation" and b.size == size]
+    padded = math.prod(
+        low + extent + high
+        for extent, (low, high) in zip(
+            result.shape, equation.params["padding"], strict=True
+        )
+    )
+    windows = math.prod(_aval(program, equation.inputs[0]).shape)
+    whole = windows + result.dtype.itemsize * (padded - result.size)
+    beside = OwnedBuffer(
+        f"windows of {k}",
+        "fusion",
+        whole * size // max(nbytes(result), 1),
+        allocation=-1 - k,
+        offset=0,
+        is_temporary=True,
+        origin="reader",
+    )
+    return [*results[:1], beside]
+
+
+def _aval(program: Program, atom: Atom) -> Any:
+    return atom.aval if isinstance(atom, Literal) else program.avals[atom]
+
+
+def pool_gradient(
+    source: jax.Array,
+    operand: jax.Array,
+    *,
+    select_prim: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+) -> jax.Array:
+    """What pooling passes back to its operand: XLA's SelectAndScatter.
+
+    Of equal elements the first of a window is chosen. What is around the operand counts
+    as the least value there is (the largest, for min pooling), as JAX has it on CPU and
+    GPU.
+
+    Args:
+      source: gradient of the pooled array, one element per window.
+      operand: what was pooled.
+      select_prim: `ge` for max pooling, `le` for min pooling.
+      window_dimensions: elements of a window along each axis.
+      window_strides: from window to window along each axis.
+      padding: elements around the operand, before and after, along each axis.
+
+    Returns:
+      An array of the operand's shape.
+    """
+    around = _identity(operand.dtype, is_max=select_prim.name == "ge")
+    padded = lax.pad(operand, around, [(low, high, 0) for low, high in padding])
+    windows = _Windows(padded.shape, source.shape, tuple(window_strides))
+    places = list(itertools.product(*map(range, window_dimensions)))
+    best = windows.element(padded, places[0])
+    chosen = jnp.zeros(source.shape, jnp.uint8)
+    for k, place in enumerate(places[1:], start=1):
+        element = windows.element(padded, place)
+        is_kept = select_prim.bind(best, element)
+        best = jnp.where(is_kept, best, element)
+        chosen = jnp.where(is_kept, chosen, jnp.uint8(k))
+    # Written once: fused into every share, the search would run as many times.
+    chosen = lax.optimization_barrier(chosen)
+    none = jnp.zeros((), source.dtype)
+    shares = [
+        windows.spread(jnp.where(chosen == k, source, none), place, padding)
+        for k, place in enumerate(places)
+    ]
+    return functools.reduce(lax.add, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """How windows lie over a padded operand; all numbers are by axis.
+
+    Attributes:
+      extents: the padded operand's.
+      counts: windows.
+      strides: from window to window.
+    """
+
+    extents: tuple[int, ...]
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def element(self, padded: jax.Array, place: Sequence[int]) -> jax.Array:
+        """The element at this place of every window."""
+        return lax.slice(padded, place, self._ends(place), self.strides)
+
+    def spread(
+        self,
+        windows: jax.Array,
+        place: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+    ) -> jax.Array:
+        """What windows have for the element at this place, where it lies."""
+        around = [
+            (start - low, extent - end - high, stride - 1)
+            for start, extent, end, stride, (low, high) in zip(
+                place,
+                self.extents,
+                self._ends(place),
+                self.strides,
+                padding,
+                strict=True,
+            )
+        ]
+        return lax.pad(windows, jnp.zeros((), windows.dtype), around)
+
+    def _ends(self, place: Sequence[int]) -> list[int]:
+        return [
+            start + (count - 1) * stride + 1
+            for start, count, stride in zip(
+                place, self.counts, self.strides, strict=True
+            )
+        ]
+
+
+def _identity(dtype: Any, is_max: bool) -> jax.Array:
+    """What never takes the place of another element."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.array(-jnp.inf if is_max else jnp.inf, dtype)
+    bounds = jnp.iinfo(dtype)
+    return jnp.array(bounds.min if is_max else bounds.max, dtype)
+
+
+def _is_pool_gradient(equation: Equation) -> bool:
+    return (
+        equation.primitive.name == "select_and_scatter_add"
+        and math.prod(equation.params["window_dimensions"]) <= _MOST
+    )
+
+
+def _outputs(params: dict[str, Any], source: Any, operand: Any) -> list[Any]:
+    return [pool_gradient(source, operand, **params)]
