@@ -4,6 +4,7 @@
     JAX_PLATFORMS=cpu python -m benchmarks.loops floor
     JAX_PLATFORMS=cpu python -m benchmarks.loops accumulate
     JAX_PLATFORMS=cpu python -m benchmarks.loops skip
+    JAX_PLATFORMS=cpu python -m benchmarks.loops unrolled
 
 compile: seconds of the processor for lowering and compiling the step as written and
 as planned, each alone, and for planning altogether, which compiles several
@@ -12,13 +13,16 @@ programs; 12 and 96 layers. floor: the smallest program by number of layers, bes
 accumulates gradients over micro-batches, beside that of one micro-batch. skip: a step
 that leaves a tenth of its layers out with a `cond`, at the bytes of each policy of
 `jax.checkpoint`; flops are counted on the program, a `cond` by its dearest branch.
+unrolled: the same for GPT-2 (`benchmarks.models.gpt2`), whose layers are no scan, with
+gradients accumulated over micro-batches: the step's only scan.
 
-The model is the small scanned GPT (`benchmarks.models.scanned_gpt`). Nothing is run.
+The model of the others is the small scanned GPT (`benchmarks.models.scanned_gpt`).
+Nothing is run.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +31,7 @@ import coop_jax
 from coop_jax._fitting.compile import flat_step
 from coop_jax._program.cost import program_flops
 
-from .models import POLICIES, scanned_gpt
+from .models import POLICIES, gpt2, scanned_gpt
 from .models.training_step import TrainingStep
 
 
@@ -59,7 +63,7 @@ def floors(layers: Sequence[int], config: dict[str, Any]) -> None:
             _measured(scanned_gpt.build(layers=count, policy=policy, **config))
             for policy in (None, "nothing_saveable")
         )
-        plan = _floor(scanned_gpt.build(layers=count, **config))
+        plan = _planned(scanned_gpt.build(layers=count, **config), "min")
         least = plan.measured
         print(
             f"{count:6} | {_mega(plain.temp)} {_mega(hand.temp)} {_mega(least.temp)}  |"
@@ -75,36 +79,34 @@ def accumulation(parts: int, config: dict[str, Any]) -> None:
     several = scanned_gpt.build(micro_batches=parts, **config)
     state = several.abstract_args()[0]
     accumulators = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.params))
-    single, together = _floor(one).measured, _floor(several).measured
+    single, together = (_planned(each, "min").measured for each in (one, several))
     over = f"{together.temp / (single.temp + accumulators):.3f} of both"
     print(f"one micro-batch        {_mega(single.temp)}")
     print(f"accumulators           {_mega(accumulators)}")
     print(f"{parts} micro-batches        {_mega(together.temp)}  {over}")
 
 
-def skipping(config: dict[str, Any]) -> None:
-    """Prints bytes and flops of each policy, and of the plan at its bytes."""
-    config = {"skipped": 0.1, **config}
-    written = scanned_gpt.build(**config)
+def at_policies(build: Callable[[str | None], TrainingStep]) -> None:
+    """Prints each policy beside the plan at its bytes, and the smallest program."""
+    written = build(None)
     base = _flops(written)
     print(
         "policy                           |        bytes  flops |         plan  flops"
     )
+    print(f"{'as written':32} | {_mega(_measured(written).total)}  1.000 |")
     for policy in POLICIES:
-        model = scanned_gpt.build(policy=policy, **config)
+        model = build(policy)
         measured = _measured(model).total
-        step = coop_jax.remat(
-            written.step,
-            measured,
-            donate_argnums=written.donate_argnums,
-            progress=False,
-        )
-        plan = step.plan(*written.abstract_args())
+        plan = _planned(written, measured)
         print(
             f"{policy:32} | {_mega(measured)}  {_flops(model) / base:.3f} "
             f"| {_mega(plan.measured.total)}  {plan.flops:.3f}",
             flush=True,
         )
+    plan = _planned(written, "min")
+    print(
+        f"{'min':32} | {'':12}        | {_mega(plan.measured.total)}  {plan.flops:.3f}"
+    )
 
 
 def _flops(model: TrainingStep) -> float:
@@ -113,9 +115,9 @@ def _flops(model: TrainingStep) -> float:
     return program_flops(flat_step(traced, jax.tree.leaves(args)).program)
 
 
-def _floor(model: TrainingStep) -> coop_jax.Plan:
+def _planned(model: TrainingStep, budget: int | str) -> coop_jax.Plan:
     step = coop_jax.remat(
-        model.step, "min", donate_argnums=model.donate_argnums, progress=False
+        model.step, budget, donate_argnums=model.donate_argnums, progress=False
     )
     return step.plan(*model.abstract_args())
 
@@ -138,7 +140,8 @@ def _mega(size: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("compile", "floor", "accumulate", "skip"))
+    what = ("compile", "floor", "accumulate", "skip", "unrolled")
+    parser.add_argument("what", choices=what)
     parser.add_argument("--layers", type=int, nargs="+")
     parser.add_argument("--budget", type=float, nargs="+", default=[0.5, 0.2])
     parser.add_argument("--parts", type=int, default=4, help="micro-batches")
@@ -152,8 +155,12 @@ def main() -> None:
         floors(options.layers or (24, 64), config)
     elif options.what == "accumulate":
         accumulation(options.parts, config)
+    elif options.what == "skip":
+        at_policies(lambda policy: scanned_gpt.build(
+            policy=policy, skipped=0.1, **config))  # fmt: skip
     else:
-        skipping(config)
+        at_policies(lambda policy: gpt2.build(
+            policy=policy, micro_batches=options.parts))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -39,6 +39,20 @@ def test_a_dot_is_two_operations_per_product() -> None:
     assert counted(over_two, (3, 5, 7), (5, 7, 2)) == 2 * 3 * 2 * 5 * 7
 
 
+def test_a_pool_is_counted_by_its_windows() -> None:
+    def pool(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), "VALID")
+
+    assert counted(pool, (5,)) == 4 * 2
+
+    def gradient(x):
+        return jax.vjp(pool, x)[1](jnp.ones(4))[0]
+
+    # In a window: a comparison and two choices, and of each share one of both.
+    # The shares are added once in each element.
+    assert counted(gradient, (5,)) == 4 * (3 + 4) + 5
+
+
 @pytest.mark.parametrize(
     ("options", "kernel", "products"),
     [

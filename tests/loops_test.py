@@ -387,6 +387,55 @@ def equinox_step():
     return functools.partial(train_step, loss_of), (arrays, arguments()[1])
 
 
+def layer_by_layer(weights, x):
+    """The loss of layers in a Python loop: a straight line, without a scan."""
+    for k, pair in enumerate(zip(weights["up"], weights["down"], strict=True)):
+        key = jax.random.key(k)
+        x = block(x, dict(zip(("up", "down"), pair, strict=True)), key)
+    return jnp.mean(x**2)
+
+
+def straight_micro_batches(weights, x):
+    """Gradients of a straight line, accumulated in the step's only scan."""
+
+    def add(total, piece):
+        grads = jax.grad(layer_by_layer)(weights, piece)
+        return jax.tree.map(jnp.add, total, grads), None
+
+    zeros = jax.tree.map(jnp.zeros_like, weights)
+    grads, _ = lax.scan(add, zeros, x.reshape(2, -1, WIDTH))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+
+def straight_arguments():
+    return stacked_weights(6), jax.random.normal(jax.random.key(2), (2048, WIDTH))
+
+
+@pytest.mark.parametrize("budget", [0.6, "min"])
+def test_a_straight_line_in_a_scan_over_micro_batches_is_planned(budget, tmp_path):
+    step = coop_jax.remat(straight_micro_batches, budget, donate_argnums=0)
+    plan = step.plan(*straight_arguments())
+    assert plan.bodies and not plan.loops
+    if budget == "min":
+        assert plan.measured.temp < 0.3 * plan.unplanned.temp
+    else:
+        assert plan.budget is not None and plan.measured.total <= plan.budget
+        assert plan.flops < 1.2
+    plan.save(tmp_path / "plan.json")
+    again = coop_jax.remat(
+        straight_micro_batches,
+        plan=coop_jax.load_plan(tmp_path / "plan.json"),
+        donate_argnums=0,
+    )
+    expected = jax.jit(straight_micro_batches)(*straight_arguments())
+    for planned in (step, again):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
+            planned(*straight_arguments()),
+            expected,
+        )
+
+
 @pytest.mark.slow
 def test_a_flax_gpt_that_accumulates_is_planned_inside_its_micro_batches():
     """24 layers, dropout, bfloat16, clipping; a scan of layers in one of batches."""

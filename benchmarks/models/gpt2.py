@@ -11,7 +11,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from .gpt_step import State, adamw, loss_function, random_text, step_function
+from .gpt_step import (
+    State,
+    accumulated,
+    adamw,
+    loss_function,
+    random_text,
+    step_function,
+)
 from .training_step import TrainingStep, checkpoint_policy
 
 
@@ -103,17 +110,24 @@ class Gpt2(nn.Module):
 
 
 def build(
-    size: str = "small", policy: str | None = None, blocks: int = 1
+    size: str = "small",
+    policy: str | None = None,
+    blocks: int = 1,
+    micro_batches: int = 1,
 ) -> TrainingStep:
+    """The step, with every `blocks` blocks checkpointed as one if there is a policy.
+
+    Its gradients are those of `micro_batches` batches, accumulated.
+    """
     config = SIZES[size]
     model = Gpt2(config, policy, blocks)
     optimizer = adamw()
-    step = step_function(jax.value_and_grad(loss_function(model)), optimizer)
+    step = step_function(accumulated(loss_function(model), micro_batches), optimizer)
 
     @jax.jit
     def make_args():
         init_key, dropout_key, batch_key = jax.random.split(jax.random.key(0), 3)
-        shape = (config.batch, config.length + 1)
+        shape = (micro_batches * config.batch, config.length + 1)
         batch = random_text(batch_key, shape, config.vocabulary)
         rngs = {"params": init_key, "dropout": dropout_key}
         params = model.init(rngs, batch["tokens"])["params"]

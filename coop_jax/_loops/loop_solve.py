@@ -223,13 +223,21 @@ class LoopWorkbench:
 
     def _approach_inside(self, room: int, effort: Effort) -> None:
         """Plans the bodies of loops, aiming lower by what XLA was over."""
-        aim, most = room, self.compiles + _MOST_COMPILES
+        written, aim = self._rewrite([]), room
+        most = self.compiles + _MOST_COMPILES
         while self.compiles < most and aim > 0:
             known = self.compiles
-            temp = self._squeeze(self._rewrite([]), aim, effort)
-            if temp <= room or self.compiles == known:
+            bodies = self._plan_bodies(written, self.unplanned.temp, aim, effort)
+            if not bodies:
                 return
-            aim -= temp - room + room // 200
+            bench = self._with_bodies(written, bodies).bench
+            if bench.unplanned.temp <= room or self.compiles == known:
+                return
+            if _straight(bench) > room:
+                with contextlib.suppress(BudgetError):
+                    bench.fit(room + self.unplanned.fixed, effort)
+                return
+            aim -= bench.unplanned.temp - room + room // 200
 
     def _is_held_inside(self, room: int) -> bool:
         """Whether planning the straight line alone cannot come down to the room."""

@@ -158,11 +158,28 @@ def _sort_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
     return elements * max(1.0, math.log2(max(elements, 2)))
 
 
+def _window_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    return float(_elements(outs[0]) * math.prod(params["window_dimensions"]))
+
+
+def _pool_gradient_flops(
+    params: dict[str, Any], ins: Sequence, outs: Sequence
+) -> float:
+    """Of `pooling.pool_gradient`: a search in each window, shares, and their sum."""
+    places = math.prod(params["window_dimensions"])
+    per_window = 5 * places - 3
+    return float(_elements(ins[0]) * per_window + _elements(outs[0]) * (places - 1))
+
+
 flop_rules: dict[str, FlopRule] = {
     "dot_general": _dot_flops,
     "conv_general_dilated": _convolution_flops,
     "scan": _scan_flops,
     "cond": _cond_flops,
     "random_bits": _random_flops,
+    "reduce_window_max": _window_flops,
+    "reduce_window_min": _window_flops,
+    "reduce_window_sum": _window_flops,
+    "select_and_scatter_add": _pool_gradient_flops,
     "sort": _sort_flops,
 }

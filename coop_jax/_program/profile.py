@@ -48,6 +48,8 @@ class Profile:
       alias_of: barrier outputs and the variable they stand for.
       standing: bytes of arrays that XLA makes from constants alone and may hold all the
         time, whatever the plan.
+      relieved: bytes of those that it makes no more: gradients of pools are computed
+        window by window.
       calls: the ops that are in-place calls, and what they compute.
     """
 
@@ -57,6 +59,7 @@ class Profile:
     variable_of: tuple[Variable, ...]
     alias_of: dict[Variable, Variable] = field(repr=False)
     standing: int = 0
+    relieved: int = 0
     calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
 
 
@@ -95,7 +98,8 @@ def profile(
     if inplace:
         roots, programs = choose_chains(graph, roots, owned)
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
-    left = [b for b in buffers if _equation(b) not in pools]
+    made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
+    left = [b for b in made_up if _equation(b) not in pools]
     standing, spread = _constants(graph, units, left)
     builder = _ProblemBuilder(graph, owned, spread, rates, programs)
     for unit in units:
@@ -120,6 +124,7 @@ def profile(
         tuple(builder.variables),
         graph.alias_of,
         standing,
+        _bytes(made_up) - _bytes(left),
         calls,
     )
 
@@ -152,7 +157,7 @@ def _by_equation(buffers: Sequence[OwnedBuffer]) -> dict[int, list[OwnedBuffer]]
 def _constants(
     graph: Graph, units: Sequence[Unit], buffers: Sequence[OwnedBuffer]
 ) -> tuple[int, dict[int, list[OwnedBuffer]]]:
-    """Arrays that XLA made of constants alone.
+    """What becomes of `buffers`, arrays that XLA made of constants alone.
 
     Returns:
       Bytes that stand all the time, and per root the arrays that it reads and that a
@@ -163,8 +168,7 @@ def _constants(
     }
     readers: dict[tuple[int, int, int], list[OwnedBuffer]] = defaultdict(list)
     for buffer in buffers:
-        if buffer.origin == "constants" and buffer.is_temporary:
-            readers[buffer.allocation, buffer.offset, buffer.size].append(buffer)
+        readers[buffer.allocation, buffer.offset, buffer.size].append(buffer)
     standing = 0
     spread: dict[int, list[OwnedBuffer]] = defaultdict(list)
     for (_, _, size), group in readers.items():
@@ -174,6 +178,12 @@ def _constants(
             spread[root].append(replace(group[0], origin="reader"))
         standing += 0 if tied else size
     return standing, spread
+
+
+def _bytes(buffers: Sequence[OwnedBuffer]) -> int:
+    return sum(
+        size for _, _, size in {(b.allocation, b.offset, b.size) for b in buffers}
+    )
 
 
 def _spreads(graph: Graph, unit: Unit, size: int) -> bool:

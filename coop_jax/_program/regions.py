@@ -227,6 +227,7 @@ class _BodyPlanner:
         times *= equation.params["length"]
         own = _named(self._buffers, place)
         found = profile(_inside(program, equation), own, 0, self._platform)
+        room += found.relieved
         problem = self.plan_loops(found, place, times, room)
         reached, positions, cost = _packed(problem), _in_order(problem), 0.0
         if reached > room:
