@@ -280,6 +280,7 @@ class Plan:
         rows += [(kind, self._counted(kind)) for kind in ("kept", "moved")]
         rows.append(("recomputed", self._recomputed()))
         rows += [("loop", str(loop)) for loop in self.loops]
+        rows += [("in a loop", str(body)) for body in self.bodies]
         in_place = [action for action in self.actions if action.is_in_place]
         rows.append(("in place", _values(in_place)))
         rows.append(

@@ -55,12 +55,32 @@ class BodyPlan:
 
     Attributes:
       place: of the loop, in the program with its `LoopPlan`s carried out.
+      name: the user's `file:line (function)`.
+      length: iterations.
+      size: bytes that an iteration takes, as planned.
+      written: bytes that an iteration takes in the step as written.
+      recomputed: operations of one iteration that run again.
       positions: per operation of the body, where it runs.
       cost: seconds that this adds to the step, by the cost model.
       buffers: what XLA gave the body's equations, named by equation.
+
+    Example:
+      >>> for body in step.plan(state, batch).bodies:
+      ...     print(body.name, body.written, "bytes down to", body.size)
     """
 
     place: tuple[int, ...]
-    positions: tuple[tuple[int, ...], ...]
+    name: str
+    length: int
+    size: int
+    written: int
+    recomputed: int
+    positions: tuple[tuple[int, ...], ...] = field(repr=False)
     cost: float
     buffers: tuple[OwnedBuffer, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.length} iterations take {format_bytes(self.size)} each for "
+            f"{format_bytes(self.written)}; {self.recomputed} operations run again"
+        )

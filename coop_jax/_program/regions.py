@@ -20,6 +20,7 @@ from .._loops.loop_report import BodyPlan
 from .._loops.loops import scan_with
 from .._loops.scan_emit import rewrite
 from .._planning.buffer_assignment import assign, schedule_buffers
+from .._planning.planned import Planned
 from .._planning.planner import Effort, plan, smallest
 from .._planning.types import Problem
 from .._planning.validate import live_bytes
@@ -133,7 +134,8 @@ def _tied(
         place = (*around, unit.root)
         own = _named(buffers, place)
         inside = profile(_inside(found.program, equation), own, 0, platform)
-        plans.append(BodyPlan(place, _in_order(inside.problem), 0.0, own))
+        written = found.problem.ops[op].workspace
+        plans.append(_body_plan(equation, place, inside.problem, written, own))
         # What the outer loop holds beside its working set is in its operands.
         plans += _tied(inside, buffers, place, 0, platform)
     return plans
@@ -211,16 +213,25 @@ class _BodyPlanner:
             over = alive[op] - allowed
             if over > 0 and is_region(equation) and ops[op].workspace:
                 place = (*around, unit.root)
-                room = max(1, ops[op].workspace - over)
-                reached = self._plan_body(found.program, equation, place, times, room)
-                reached = min(reached, ops[op].workspace)
+                written = ops[op].workspace
+                room = max(1, written - over)
+                reached = self._plan_body(
+                    found.program, equation, place, times, written, room
+                )
+                reached = min(reached, written)
                 ops[op] = replace(ops[op], workspace=reached)
         return replace(problem, ops=tuple(ops))
 
     def _plan_body(
-        self, program: Program, equation: Equation, place: Place, times: int, room: int
+        self,
+        program: Program,
+        equation: Equation,
+        place: Place,
+        times: int,
+        written: int,
+        room: int,
     ) -> int:
-        """Plans a body that XLA gave more bytes than `room`; returns what it reaches.
+        """Plans a body that XLA gave `written` bytes for `room`; returns those reached.
 
         Held to its order it may already take less.
         """
@@ -229,17 +240,53 @@ class _BodyPlanner:
         found = profile(_inside(program, equation), own, 0, self._platform)
         room += found.relieved
         problem = self.plan_loops(found, place, times, room)
-        reached, positions, cost = _packed(problem), _in_order(problem), 0.0
+        reached = _packed(problem)
+        planned = None
         if reached > room:
             planned = plan(problem, room, self._effort, is_packed=True)
             if not planned.fits:
                 planned = smallest(problem, self._effort, is_packed=True)
-            if planned.size < reached:
-                extra = planned.cost - problem.cost(problem.program_order)
-                reached, positions = planned.size, planned.positions
-                cost = times * extra
-        self.plans.append(BodyPlan(place, positions, cost, own))
-        return reached
+            planned = planned if planned.size < reached else None
+        found_plan = _body_plan(equation, place, problem, written, own, planned, times)
+        if planned is not None or found_plan.size < written + found.relieved:
+            self.plans.append(found_plan)
+        return found_plan.size
+
+
+def _body_plan(
+    equation: Equation,
+    place: Place,
+    problem: Problem,
+    written: int,
+    buffers: tuple[OwnedBuffer, ...],
+    planned: Planned | None = None,
+    times: int = 0,
+) -> BodyPlan:
+    """The plan of a body; without one, its operations in order, each once.
+
+    Args:
+      equation: the loop.
+      place: of the loop.
+      problem: of the body.
+      written: bytes that XLA gave the body as written.
+      buffers: what XLA gave its equations.
+      planned: for the problem.
+      times: how often the body runs in a step.
+    """
+    once = problem.program_order
+    positions = planned.positions if planned else tuple((k,) for k in once)
+    extra = planned.cost - problem.cost(once) if planned else 0.0
+    return BodyPlan(
+        place,
+        equation.location,
+        equation.params["length"],
+        planned.size if planned else _packed(problem),
+        written,
+        sum(len(runs) > 1 for runs in positions),
+        positions,
+        times * extra,
+        buffers,
+    )
 
 
 def _by_place(
@@ -270,11 +317,6 @@ def _named(
         if len(at) > depth and at[:depth] == place
         for buffer in inside
     )
-
-
-def _in_order(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Positions of a plan that computes nothing twice."""
-    return tuple((k,) for k in problem.program_order)
 
 
 def _packed(problem: Problem) -> int:
