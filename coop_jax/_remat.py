@@ -302,7 +302,8 @@ def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:
 
 def _lower(fitted: Fitted, traced: Any) -> jax.stages.Lowered:
     """Lowers under the step's own signature, static arguments left out."""
-    step, function = fitted.step, fitted.function
+    step = fitted.step
+    function = step.whole(fitted.function)
 
     def planned(*dynamic: Any, **named: Any) -> Any:
         flat = function(*jax.tree.leaves((dynamic, named)))

@@ -21,6 +21,7 @@ from .._program.hlo import (
 from .._program.pins import pinned
 from .._program.rules import NO_RULES, Rules
 from .._program.trace import Program, flatten
+from .._program.unmap import unmapped
 
 _PROBE = {"xla_backend_optimization_level": 0}
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
@@ -62,7 +63,13 @@ class FlatStep:
 
     def jit(self, function: Callable[..., list[Any]]) -> Any:
         """`function` of the flat arguments under jit, donating as the step does."""
-        return jax.jit(function, donate_argnums=self.donated, **self.jit_options)
+        whole = self.whole(function)
+        return jax.jit(whole, donate_argnums=self.donated, **self.jit_options)
+
+    def whole(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """`function` on whole arrays, if the program is what one device does."""
+        mapped = self.program.mapped
+        return function if mapped is None else mapped.around(function)
 
     def compile(self, function: Callable[..., list[Any]]) -> Any:
         """Compiles `function` for the step's own arguments."""
@@ -128,8 +135,10 @@ def flat_step(
     program = pinned(flatten(traced.jaxpr, donated, rules=rules))
     abstract = tuple(_abstract(leaf) for leaf in leaves)
     platform = _platform(leaves)
+    mapped = unmapped(program)
+    program = program if mapped is program else pinned(mapped)
     options = _sharding_options(traced, program, platform)
-    if options:
+    if options and program.mapped is None:
         program = replace(program, **_partitioned(program, options))
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)

@@ -104,6 +104,11 @@ def _planned(
 ) -> Fitted:
     if request.inplace is True and (reason := why_unavailable(step.platform)):
         raise RuntimeError(f"`inplace=True` needs the native library: {reason}.")
+    if request.cost_model == "measured" and step.program.mapped is not None:
+        raise ValueError(
+            '`cost_model="measured"` times operations on one device, and this step is '
+            'inside `jax.shard_map`. Use `"roofline"`.'
+        )
     bench = LoopWorkbench(step, request.policy, request.cost_model, request.inplace)
     budget = request.budget.resolve(bench.unplanned.total, device_limit)
     candidate = _reached(bench, budget, request.effort)

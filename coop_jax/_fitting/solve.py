@@ -207,7 +207,8 @@ class Workbench:
 
     def _can_call(self) -> bool:
         # XLA would gather the shards of a partitioned step in front of each call.
-        is_partitioned = "in_shardings" in self.step.jit_options
+        is_mapped = self.step.program.mapped is not None
+        is_partitioned = is_mapped or "in_shardings" in self.step.jit_options
         return not is_partitioned and is_available(self.step.platform)
 
     def _plan_calls(self) -> bool:
@@ -391,7 +392,14 @@ class Workbench:
         whole = [op for op in self.problem.ops if op.name in _PLANNED_WHOLE]
         largest = max((op.workspace for op in whole), default=0)
         if largest > peak // 4:
+            if max(whole, key=lambda op: op.workspace).name == "shard_map":
+                what, remedy = "A `jax.shard_map`", "put the whole step inside it"
+            else:
+                what, remedy = (
+                    "A loop or branch",
+                    "put `jax.checkpoint` around its body",
+                )
             yield (
-                f"A loop or branch takes {largest:,} bytes inside and is planned as "
-                "one operation: put `jax.checkpoint` around its body."
+                f"{what} takes {largest:,} bytes inside and is planned as one "
+                f"operation: {remedy}."
             )

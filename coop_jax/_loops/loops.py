@@ -36,7 +36,9 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
     body = jexc.jaxpr_as_fun(jaxpr)
     carried = [_is_numeric(aval) for aval in _stacked(params)]
     first_stacks = [
-        jnp.broadcast_to(zero.astype(aval.dtype), (length, *aval.shape))
+        varying_like(
+            aval, jnp.broadcast_to(zero.astype(aval.dtype), (length, *aval.shape))
+        )
         for aval in _stacked(params)
         if _is_numeric(aval)
     ]
@@ -94,6 +96,18 @@ def scan_with(
         unroll=params["unroll"],
     )
     return [*carry, *rows]
+
+
+def varying_like(aval: Any, array: jax.Array) -> jax.Array:
+    """The array, varying over those axes of `jax.shard_map` that `aval` varies over."""
+    missing = _varying(aval) - _varying(jax.typeof(array))
+    return lax.pcast(array, tuple(missing), to="varying") if missing else array
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    """Axes over which values of a type vary; jax 0.12 keeps them one level down."""
+    axes = getattr(aval, "manual_axis_type", None)
+    return getattr(aval, "vma", frozenset()) if axes is None else axes.varying
 
 
 def _stacked(params: dict[str, Any]) -> list[Any]:

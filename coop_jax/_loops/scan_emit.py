@@ -24,9 +24,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._program.pins import pinned
-from .._program.trace import Atom, Equation, Literal, Program, Variable, flatten, read
+from .._program.trace import Atom, Equation, Literal, Program, Variable, read
+from .._program.unmap import retraced
 from .branches import branch_steps
-from .loops import scan_with
+from .loops import scan_with, varying_like
 from .scan_pairs import ScanPair, ScanParts
 from .scan_plan import Keeping
 from .scan_problem import BodyProblem
@@ -83,13 +84,8 @@ def rewrite(
             env.update(zip(equation.outputs, outputs, strict=True))
         return [read(env, atom) for atom in program.outputs]
 
-    structs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
-        for a in (program.avals[v] for v in program.arguments)
-    ]
     # What two loops fill must not begin as one array of zeros.
-    traced = jax.make_jaxpr(run)(*structs)
-    found = pinned(flatten(traced, program.donated, False, program.rules))
+    found = pinned(retraced(program, run))
     sizes = {
         ours: program.sizes[theirs]
         for ours, theirs in zip(found.arguments, program.arguments, strict=True)
@@ -321,7 +317,9 @@ class _Emission:
 
     def _backward_in_chunks(self, init: list[Any]) -> list[Any]:
         avals = [self._aval(a) for a in self.rows_back]
-        filled = [jnp.zeros((self.length, *a.shape), a.dtype) for a in avals]
+        filled = [
+            varying_like(a, jnp.zeros((self.length, *a.shape), a.dtype)) for a in avals
+        ]
         chunks = jnp.arange(self.length // self.chunk)
 
         def body(state: Any, x: Any) -> Any:

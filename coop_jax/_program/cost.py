@@ -61,7 +61,8 @@ _TRANSCENDENTAL = {
 _FREE = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
     "transpose", "copy", "copy_p", "slice", "concatenate", "pad", "rev", "iota",
-    "bitcast_convert_type", "stop_gradient", "name", "optimization_barrier",
+    "bitcast_convert_type", "stop_gradient", "name", "optimization_barrier", "pcast",
+    "pvary",
     "gather", "dynamic_slice", "dynamic_update_slice", "split",
 }  # fmt: skip
 _TRANSCENDENTAL_FLOPS = 8

@@ -105,6 +105,9 @@ def _texts(program: Program) -> Iterator[str]:
         if equation.is_pinned:
             yield "runs once"
     yield from map(_atom, program.outputs)
+    if (mapped := program.mapped) is not None:
+        yield repr((dict(mapped.mesh.shape), mapped.reads))
+        yield repr((mapped.in_specs, mapped.out_specs))
     rules = program.rules
     yield from (repr(names) for names in (rules.save_names, rules.recompute_names)
                 if names)  # fmt: skip

@@ -22,6 +22,7 @@ import jax.extend.core as jexc
 from jax import lax
 from jax.extend import source_info_util
 
+from .mapped import Mapped
 from .rules import NO_RULES, Rules
 
 type Variable = int
@@ -121,6 +122,7 @@ class Program:
       partitions: devices that a partitioned step runs on.
       sizes: bytes per device of values that are split.
       rules: the user's, on what may be computed again.
+      mapped: the `jax.shard_map` around it, if it is what one device does.
     """
 
     arguments: tuple[Variable, ...]
@@ -132,6 +134,7 @@ class Program:
     partitions: int = 1
     sizes: Mapping[Variable, int] = field(default_factory=dict, repr=False)
     rules: Rules = NO_RULES
+    mapped: Mapped | None = None
 
     def evaluate(
         self, values: Sequence[Any], scope_of: Callable[[int], str] | None = None
@@ -307,11 +310,16 @@ class Builder:
                 source,
                 scope,
                 eqn.ctx,
-                eqn.effects,
+                _effects(eqn),
                 is_barrier,
                 not is_barrier and self.rules.pins(eqn),
             )
         )
+
+
+def _effects(eqn: Any) -> frozenset[Any]:
+    """Effects but for the use of a mesh axis's name, which is none."""
+    return frozenset(e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect")
 
 
 def _inlined_body(eqn: Any) -> Any:

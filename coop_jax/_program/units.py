@@ -28,7 +28,7 @@ from .hlo import OwnedBuffer
 from .trace import Equation, Literal, Program, Variable
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
-         "name", "random_wrap", "random_unwrap"}  # fmt: skip
+         "name", "pcast", "pvary", "random_wrap", "random_unwrap"}  # fmt: skip
 FUSIBLE = VIEWS | {
     "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim",
     "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "div",

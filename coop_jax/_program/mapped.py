@@ -1,0 +1,74 @@
+"""What `jax.shard_map` does around a step that it maps over devices as a whole."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """How the arrays of one device make up those of all.
+
+    Attributes:
+      mesh: of the devices.
+      reads: positions of the flat arguments that the step reads.
+      in_specs: of these.
+      out_specs: of the flat outputs.
+      check_vma: whether JAX checks what varies from device to device.
+    """
+
+    mesh: Any
+    reads: tuple[int, ...]
+    in_specs: tuple[Any, ...]
+    out_specs: tuple[Any, ...]
+    check_vma: bool
+
+    def around(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """The function of whole arrays that runs `function` on every device.
+
+        Both take all flat arguments; `function` is given None for those that the step
+        does not read.
+        """
+
+        @functools.wraps(function)
+        def whole(*values: Any) -> list[Any]:
+            def local(*parts: Any) -> list[Any]:
+                arguments: list[Any] = [None] * len(values)
+                for k, part in zip(self.reads, parts, strict=True):
+                    arguments[k] = part
+                return function(*arguments)
+
+            mapped = jax.shard_map(
+                local,
+                mesh=self.mesh,
+                in_specs=self.in_specs,
+                out_specs=list(self.out_specs),
+                check_vma=self.check_vma,
+            )
+            return mapped(*(values[k] for k in self.reads))
+
+        return whole
+
+    def trace(self, function: Callable[..., list[Any]], avals: Sequence[Any]) -> Any:
+        """The closed jaxpr of whole arrays, of `function` of arrays of these types."""
+        specs = dict(zip(self.reads, self.in_specs, strict=True))
+        structs = [
+            jax.ShapeDtypeStruct(
+                self._whole_shape(aval.shape, specs.get(k, PartitionSpec())),
+                aval.dtype,
+                weak_type=getattr(aval, "weak_type", False),
+            )
+            for k, aval in enumerate(avals)
+        ]
+        return jax.make_jaxpr(self.around(function))(*structs)
+
+    def _whole_shape(self, shape: Sequence[int], spec: Any) -> tuple[int, ...]:
+        whole = list(shape)
+        for axis, names in enumerate(spec):
+            for name in names if isinstance(names, tuple) else (names,):
+                whole[axis] *= 1 if name is None else self.mesh.shape[name]
+        return tuple(whole)

@@ -1,0 +1,183 @@
+"""Steps inside `jax.shard_map`, over 8 CPU devices, in a process that has so many."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import coop_jax
+
+WORKER = textwrap.dedent(
+    """
+    import functools, json, re, sys
+    import jax, jax.numpy as jnp
+    from jax import lax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    import coop_jax
+
+    LAYERS, WIDTH, HIDDEN, ROWS = 6, 32, 128, 2048
+    COLLECTIVE = re.compile(
+        r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
+        r"(?:-start)?[(]"
+    )
+
+    def block(x, layer, psum):
+        up, down, key = layer
+        y = psum(jax.nn.gelu(x @ up) @ down)
+        return x + jnp.where(jax.random.bernoulli(key, 0.9, x.shape), y, 0)
+
+    def straight(ws, x, psum):
+        for i in range(LAYERS):
+            x = block(x, jax.tree.map(lambda w: w[i], ws), psum)
+        return jnp.mean(x**2)
+
+    def scanned(ws, x, psum):
+        return jnp.mean(lax.scan(lambda x, w: (block(x, w, psum), None), x, ws)[0] ** 2)
+
+    def local_step(loss_of, reduced, summed, state, x, unread):
+        ups, downs, key = state
+        key, sub = jax.random.split(key)
+        sub = jax.random.fold_in(sub, lax.axis_index("data"))
+        keys = jax.random.split(sub, LAYERS)
+        psum = (lambda y: lax.psum(y, summed)) if summed else (lambda y: y)
+        def of(ups, downs):
+            return lax.pmean(loss_of((ups, downs, keys), x, psum), reduced)
+        loss, grads = jax.value_and_grad(of, (0, 1))(ups, downs)
+        ups, downs = [w - 0.1 * g for w, g in zip((ups, downs), grads)]
+        return (ups, downs, key), loss
+
+    def micro_batches(state, x, unread):
+        ups, downs, key = state
+        keys = jax.random.split(key, LAYERS)
+        def add(total, piece):
+            def of(ups, downs):
+                ws = ups, downs, keys
+                return lax.pmean(straight(ws, piece, lambda y: y), "data")
+            grads = jax.grad(of, (0, 1))(ups, downs)
+            return jax.tree.map(jnp.add, total, grads), None
+        zeros = jax.tree.map(jnp.zeros_like, (ups, downs))
+        grads, _ = lax.scan(add, zeros, x.reshape(2, -1, WIDTH))
+        ups, downs = [w - 0.1 * g for w, g in zip((ups, downs), grads)]
+        return (ups, downs, key), jnp.float32(0)
+
+    def build(name):
+        loss_of = {"straight": straight, "scanned": scanned}
+        one = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        two = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+        kind, *rest = name.split("-")
+        if kind == "micro":
+            return one, micro_batches, (P(), P(), P()), True
+        if "tensor" in rest:
+            split = (P(None, None, "model"), P(None, "model"), P())
+            step = functools.partial(local_step, loss_of[kind], "data", "model")
+            return two, step, split, True
+        step = functools.partial(local_step, loss_of[kind], "data", None)
+        return one, step, (P(), P(), P()), "unchecked" not in rest
+
+    def collectives(compiled):
+        # XLA combines several into one, so their arrays are counted.
+        return sum(m[1].count("[") for m in COLLECTIVE.finditer(compiled.as_text()))
+
+    def run(name, budget):
+        mesh, local, specs, check = build(name)
+        step = jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data"), P()),
+                             out_specs=(specs, P()), check_vma=check)
+        keys = jax.random.split(jax.random.key(0), 4)
+        put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+        normal = lambda k, *shape: 0.1 * jax.random.normal(keys[k], shape)
+        state = (put(normal(0, LAYERS, WIDTH, HIDDEN), specs[0]),
+                 put(normal(1, LAYERS, HIDDEN, WIDTH), specs[1]),
+                 put(keys[2], P()))
+        args = state, put(jax.random.normal(keys[3], (ROWS, WIDTH)), P("data")), put(
+            jnp.zeros(7), P())
+        plain = jax.jit(step).lower(*args).compile()
+        planned = coop_jax.remat(step, budget, progress=False)
+        plan = planned.plan(*args)
+        expected = plain(*args)
+        plan.save("plan.json")
+        again = coop_jax.remat(step, plan=coop_jax.load_plan("plan.json"))
+        def same(found):
+            return jax.tree.all(jax.tree.map(
+                lambda a, b: bool(jnp.allclose(a, b, atol=1e-5)),
+                (found[0][:2], found[1]), (expected[0][:2], expected[1])))
+        return {
+            "budget": plan.budget,
+            "measured": plan.measured.total,
+            "predicted": plan.predicted,
+            "flops": plan.flops,
+            "is_planned": plan.is_planned,
+            "is_same": same(planned(*args)),
+            "is_same_again": same(again(*args)),
+            "is_same_inside": same(jax.jit(planned)(*args)),
+            "before": collectives(plain),
+            "after": collectives(planned.lower(*args).compile()),
+        }
+
+    for name in sys.argv[1:]:
+        print("row", json.dumps([name, run(name, 0.7)]), flush=True)
+    """
+)
+CASES = (
+    "straight",
+    "straight-unchecked",
+    "straight-tensor",
+    "scanned",
+    "scanned-tensor",
+    "micro",
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("mapped")
+    (directory / "worker.py").write_text(WORKER)
+    flags = "--xla_force_host_platform_device_count=8"
+    found = subprocess.run(
+        [sys.executable, "worker.py", *CASES],
+        cwd=directory,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    lines = [line for line in found.stdout.splitlines() if line.startswith("row ")]
+    return dict(json.loads(line[4:]) for line in lines)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_device_stays_within_the_budget(rows, case):
+    assert rows[case]["is_planned"]
+    assert rows[case]["measured"] <= rows[case]["budget"]
+    assert 0.75 < rows[case]["predicted"] / rows[case]["measured"] < 1.35
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_the_same(rows, case):
+    assert rows[case]["is_same"]
+    assert rows[case]["is_same_again"], "by the saved plan"
+    assert rows[case]["is_same_inside"], "inside another jit"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_collective_is_added(rows, case):
+    assert rows[case]["after"] <= rows[case]["before"]
+
+
+def test_timing_operations_one_by_one_is_refused() -> None:
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    step = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    planned = coop_jax.remat(step, 0.5, cost_model="measured")
+    with pytest.raises(ValueError, match="roofline"):
+        planned.plan(np.zeros((8, 8), np.float32))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
