@@ -17,7 +17,7 @@ passed over.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from .._errors import BudgetError
 from .._measure import memory_use
@@ -33,13 +33,13 @@ from .._program.origin import origin_of
 from .._program.profile import Profile, named_buffers, profile
 from .._program.regions import evaluate
 from .._program.timing import with_measured_costs
+from .advice import advise
 from .candidate import Candidate, Sought
 from .compile import FlatStep
 from .describe import list_actions, list_arguments
 from .emit import emit
 from .progress import stage
 
-_PLANNED_WHOLE = ("while", "cond", "shard_map")
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
 _WORTH_LOOSENING = 0.03
@@ -376,30 +376,7 @@ class Workbench:
             for v, where in live_ranges(problem, floor.schedule)
             if where.start <= peak < where.end and problem.values[v].size
         ]  # fmt: skip
-        advice = list(self._advice(budget, alive[peak] if alive else 0))
+        fixed, most = self.unplanned.fixed, alive[peak] if alive else 0
+        advice = list(advise(self.step, self.problem, fixed, budget, most))
         plan = self.describe(floor, budget)
         return BudgetError(budget, floor.memory.total, buffers, advice, plan)
-
-    def _advice(self, budget: int, peak: int) -> Iterator[str]:
-        """What would help this step in particular."""
-        if budget <= self.unplanned.fixed:
-            yield (
-                f"Arguments and outputs alone take {self.unplanned.fixed:,} bytes; no "
-                "plan can change them."
-            )
-        if not any(self.step.program.donated):
-            yield "Donate the state (`donate_argnums`): its bytes are held twice."
-        whole = [op for op in self.problem.ops if op.name in _PLANNED_WHOLE]
-        largest = max((op.workspace for op in whole), default=0)
-        if largest > peak // 4:
-            if max(whole, key=lambda op: op.workspace).name == "shard_map":
-                what, remedy = "A `jax.shard_map`", "put the whole step inside it"
-            else:
-                what, remedy = (
-                    "A loop or branch",
-                    "put `jax.checkpoint` around its body",
-                )
-            yield (
-                f"{what} takes {largest:,} bytes inside and is planned as one "
-                f"operation: {remedy}."
-            )

@@ -19,7 +19,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,37 +37,19 @@ from .._program.origin import origin_of
 from .._program.regions import (
     Place,
     communicating,
-    is_region,
+    is_over_inside,
+    most_outside,
     plan_bodies,
     tie_bodies,
     with_bodies,
 )
 from .loop_plan import Variant, choose
-from .loop_report import BodyPlan, LoopPlan
+from .loop_report import BodyPlan
+from .loop_rewriting import Rewritten
 from .loop_sites import Site, find_sites, rewritten
 
 _MOST_COMPILES = 5
 _WORTH_LOOSENING = 0.03
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rewritten:
-    """A rewritten step, and its workbench.
-
-    Attributes:
-      variants: per pair.
-      bodies: loops planned inside.
-    """
-
-    variants: tuple[Variant, ...]
-    plans: tuple[LoopPlan, ...]
-    bodies: tuple[BodyPlan, ...]
-    bench: Workbench
-
-    @property
-    def cost(self) -> float:
-        """Seconds beyond those of the step as written, by the cost model."""
-        return sum(v.cost for v in self.variants) + sum(b.cost for b in self.bodies)
 
 
 class LoopWorkbench:
@@ -233,7 +214,7 @@ class LoopWorkbench:
             bench = self._with_bodies(written, bodies).bench
             if bench.unplanned.temp <= room or self.compiles == known:
                 return
-            if _straight(bench) > room:
+            if most_outside(bench.profile) > room:
                 with contextlib.suppress(BudgetError):
                     bench.fit(room + self.unplanned.fixed, effort)
                 return
@@ -241,17 +222,8 @@ class LoopWorkbench:
 
     def _is_held_inside(self, room: int) -> bool:
         """Whether planning the straight line alone cannot come down to the room."""
-        if self.sites or self.policy != "coop":
-            return bool(self.sites)
-        problem, equations = self.plain.problem, self.step.program.equations
-        return any(
-            is_region(equations[unit.root])
-            and op.workspace
-            and op.workspace
-            + sum(problem.values[v].size for v in {*op.inputs, *op.outputs})
-            > room
-            for op, unit in zip(problem.ops, self.plain.profile.units, strict=True)
-        )
+        held = self.policy == "coop" and is_over_inside(self.plain.profile, room)
+        return bool(self.sites) or held
 
     def _squeeze(self, rewritten: Rewritten, room: int, effort: Effort) -> int:
         """Brings a rewritten step within the room without keeping less between scans.
@@ -315,7 +287,7 @@ class LoopWorkbench:
         rewritten = self._rewrite(variants)
         bench = rewritten.bench
         temp = bench.unplanned.temp
-        bodies = self._plan_bodies(rewritten, temp, _straight(bench), effort)
+        bodies = self._plan_bodies(rewritten, temp, most_outside(bench.profile), effort)
         if bodies:
             planned = self._with_bodies(rewritten, bodies)
             if planned.bench.unplanned.temp < rewritten.bench.unplanned.temp:
@@ -426,15 +398,3 @@ class LoopWorkbench:
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         floor = self.floor(effort)
         return self._bench_of(floor).infeasible(budget, effort)
-
-
-def _straight(bench: Workbench) -> int:
-    """Most bytes alive outside of loops: no less is needed inside them."""
-    alive = live_bytes(bench.problem, bench.problem.program_order)
-    equations = bench.step.program.equations
-    outside = [
-        size
-        for size, unit in zip(alive, bench.profile.units, strict=True)
-        if not is_region(equations[unit.root])
-    ]
-    return max(outside, default=1)

@@ -289,6 +289,31 @@ def _body_plan(
     )
 
 
+def is_over_inside(found: Profile, room: int) -> bool:
+    """Whether some loop takes more than the room alone, whatever is around it."""
+    problem, equations = found.problem, found.program.equations
+    return any(
+        is_region(equations[unit.root])
+        and op.workspace
+        and op.workspace
+        + sum(problem.values[v].size for v in {*op.inputs, *op.outputs})
+        > room
+        for op, unit in zip(problem.ops, found.units, strict=True)
+    )
+
+
+def most_outside(found: Profile) -> int:
+    """Most bytes alive outside of loops: no less is needed inside them."""
+    alive = live_bytes(found.problem, found.problem.program_order)
+    equations = found.program.equations
+    outside = [
+        size
+        for size, unit in zip(alive, found.units, strict=True)
+        if not is_region(equations[unit.root])
+    ]
+    return max(outside, default=1)
+
+
 def _by_place(
     buffers: Sequence[OwnedBuffer],
 ) -> dict[Place, list[OwnedBuffer]]:

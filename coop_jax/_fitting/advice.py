@@ -1,0 +1,40 @@
+"""What a user could do about a step that does not fit."""
+
+from collections.abc import Iterator
+
+from .._planning.types import Problem
+from .compile import FlatStep
+
+_PLANNED_WHOLE = ("while", "cond", "shard_map")
+
+
+def advise(
+    step: FlatStep, problem: Problem, fixed: int, budget: int, peak: int
+) -> Iterator[str]:
+    """What would help this step in particular.
+
+    Args:
+      step: that does not fit.
+      problem: that was planned.
+      fixed: bytes of its arguments and outputs less donated.
+      budget: bytes asked for.
+      peak: bytes alive at the peak of its smallest program.
+    """
+    if budget <= fixed:
+        yield (
+            f"Arguments and outputs alone take {fixed:,} bytes; no plan can change "
+            "them."
+        )
+    if not any(step.program.donated):
+        yield "Donate the state (`donate_argnums`): its bytes are held twice."
+    whole = [op for op in problem.ops if op.name in _PLANNED_WHOLE]
+    largest = max((op.workspace for op in whole), default=0)
+    if largest > peak // 4:
+        if max(whole, key=lambda op: op.workspace).name == "shard_map":
+            what, remedy = "A `jax.shard_map`", "put the whole step inside it"
+        else:
+            what, remedy = "A loop or branch", "put `jax.checkpoint` around its body"
+        yield (
+            f"{what} takes {largest:,} bytes inside and is planned as one "
+            f"operation: {remedy}."
+        )
