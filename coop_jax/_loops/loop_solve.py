@@ -256,7 +256,7 @@ class LoopWorkbench:
             inside,
             less,
         )
-        if bodies and inside <= less:
+        if 0 < inside <= less:
             planned = self._with_bodies(base, bodies)
             if planned.bench.unplanned.temp < temp:
                 rewritten, temp = planned, planned.bench.unplanned.temp
