@@ -183,7 +183,7 @@ class LoopWorkbench:
     # The loop
 
     def _approach(self, room: int, effort: Effort) -> None:
-        aim, has_loosened = room, False
+        aim, margin, has_loosened = room, 0, False
         most = self.compiles + _MOST_COMPILES
         while self.compiles < most:
             known = len(self.rewritten)
@@ -193,7 +193,8 @@ class LoopWorkbench:
             temp = self._squeeze(rewritten, room, effort)
             sizes = [v.size for v in rewritten.variants]
             if temp > room:
-                aim = min(aim, self._predict(sizes)) - (temp - room) - room // 200
+                aim = min(aim, self._predict(sizes)) - (temp - room) - margin
+                margin += room // 200
             elif room - temp > _WORTH_LOOSENING * room and not has_loosened:
                 if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
@@ -396,5 +397,4 @@ class LoopWorkbench:
         return next((r for r in self.rewritten if r.bench is bench), None)
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
-        floor = self.floor(effort)
-        return self._bench_of(floor).infeasible(budget, effort)
+        return self._bench_of(self.floor(effort)).infeasible(budget, effort)
