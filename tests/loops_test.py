@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import coop_jax
 from benchmarks.models import flax_scanned_gpt
@@ -434,6 +435,24 @@ def test_a_straight_line_in_a_scan_over_micro_batches_is_planned(budget, tmp_pat
             planned(*straight_arguments()),
             expected,
         )
+
+
+def test_a_loop_is_planned_inside_for_what_has_to_live_around_it():
+    """It alone would fit, but not beside values that must be kept."""
+
+    def step(weights, x):
+        kept = [checkpoint_name(jnp.sin(x * k), "kept") for k in range(1, 9)]
+        new = straight_micro_batches(weights, x)
+        return new, sum(jnp.sum(jnp.cos(y) * y) for y in kept)
+
+    found = {
+        budget: coop_jax.remat(step, budget, save_names=("kept",)).plan(
+            *straight_arguments()
+        )
+        for budget in (0.85, "min")
+    }
+    assert found["min"].measured.total < found[0.85].measured.total
+    assert found[0.85].measured.total <= (found[0.85].budget or 0)
 
 
 @pytest.mark.slow

@@ -69,7 +69,8 @@ WORKER = textwrap.dedent(
 
     def build(name):
         loss_of = {"straight": straight, "scanned": scanned}
-        one = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        kinds = (AxisType.Explicit if "explicit" in name else AxisType.Auto,)
+        one = jax.make_mesh((8,), ("data",), axis_types=kinds)
         two = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
         kind, *rest = name.split("-")
         if kind == "micro":
@@ -81,14 +82,31 @@ WORKER = textwrap.dedent(
         step = functools.partial(local_step, loss_of[kind], "data", None)
         return one, step, (P(), P(), P()), "unchecked" not in rest
 
+    RATE = jnp.float32(0.5)
+
+    def around(name, mapped):
+        # Captures an array and a literal, and returns an argument and a literal.
+        if "captured" not in name:
+            return mapped
+        def step(state, x, unread):
+            state, loss = mapped(state, x, unread, RATE, 2.0)
+            return state, loss, x, jnp.float32(3)
+        return step
+
     def collectives(compiled):
         # XLA combines several into one, so their arrays are counted.
         return sum(m[1].count("[") for m in COLLECTIVE.finditer(compiled.as_text()))
 
     def run(name, budget):
         mesh, local, specs, check = build(name)
-        step = jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data"), P()),
-                             out_specs=(specs, P()), check_vma=check)
+        if "captured" in name:
+            inner = local
+            def local(state, x, unread, rate, two):
+                return inner(state, x * rate * two, unread)
+        more = (P(), P()) if "captured" in name else ()
+        step = around(name, jax.shard_map(
+            local, mesh=mesh, in_specs=(specs, P("data"), P(), *more),
+            out_specs=(specs, P()), check_vma=check))
         keys = jax.random.split(jax.random.key(0), 4)
         put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
         normal = lambda k, *shape: 0.1 * jax.random.normal(keys[k], shape)
@@ -97,25 +115,34 @@ WORKER = textwrap.dedent(
                  put(keys[2], P()))
         args = state, put(jax.random.normal(keys[3], (ROWS, WIDTH)), P("data")), put(
             jnp.zeros(7), P())
-        plain = jax.jit(step).lower(*args).compile()
-        planned = coop_jax.remat(step, budget, progress=False)
+        donated = {"donate_argnums": 0} if "donated" in name else {}
+        plain = jax.jit(step, **donated).lower(*args).compile()
+        planned = coop_jax.remat(step, budget, progress=False, **donated)
         plan = planned.plan(*args)
-        expected = plain(*args)
+        fresh = lambda: jax.tree.map(jnp.copy, args)
+        expected = plain(*fresh())
         plan.save("plan.json")
-        again = coop_jax.remat(step, plan=coop_jax.load_plan("plan.json"))
+        again = coop_jax.remat(step, plan=coop_jax.load_plan("plan.json"), **donated)
+        def bare(x):
+            is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+            return jax.random.key_data(x) if is_key else x
         def same(found):
             return jax.tree.all(jax.tree.map(
-                lambda a, b: bool(jnp.allclose(a, b, atol=1e-5)),
-                (found[0][:2], found[1]), (expected[0][:2], expected[1])))
+                lambda a, b: bool(jnp.allclose(bare(a), bare(b), atol=1e-5)),
+                found, expected))
         return {
             "budget": plan.budget,
             "measured": plan.measured.total,
             "predicted": plan.predicted,
             "flops": plan.flops,
             "is_planned": plan.is_planned,
-            "is_same": same(planned(*args)),
-            "is_same_again": same(again(*args)),
-            "is_same_inside": same(jax.jit(planned)(*args)),
+            "is_same": same(planned(*fresh())),
+            "is_same_again": same(again(*fresh())),
+            "is_same_inside": same(jax.jit(planned)(*fresh())),
+            "arguments": sum(a.size for a in plan.arguments),
+            "expected_arguments": sum(
+                bare(shard.data).nbytes
+                for a in jax.tree.leaves(args) for shard in a.addressable_shards[:1]),
             "before": collectives(plain),
             "after": collectives(planned.lower(*args).compile()),
         }
@@ -128,9 +155,13 @@ CASES = (
     "straight",
     "straight-unchecked",
     "straight-tensor",
+    "straight-captured",
+    "straight-donated",
     "scanned",
+    "scanned-explicit",
     "scanned-tensor",
     "micro",
+    "micro-explicit",
 )
 
 
@@ -169,6 +200,11 @@ def test_results_are_the_same(rows, case):
 @pytest.mark.parametrize("case", CASES)
 def test_no_collective_is_added(rows, case):
     assert rows[case]["after"] <= rows[case]["before"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_arguments_are_listed_with_the_bytes_of_one_device(rows, case):
+    assert rows[case]["arguments"] == rows[case]["expected_arguments"]
 
 
 def test_timing_operations_one_by_one_is_refused() -> None:

@@ -17,6 +17,8 @@ from coop_jax._measure import measure
 from coop_jax._program.pooling import pool_gradient
 
 INF, NAN = np.inf, np.nan
+SAME = ((0, 0), (1, 1), (1, 1), (0, 0))
+VALID = ((0, 0),) * 4
 
 
 def pooled(x, window, strides, padding, is_max=True):
@@ -55,16 +57,37 @@ def test_around_the_operand_is_the_least_value_there_is() -> None:
     assert found.tolist() == [0, 0, 50]
 
 
+def test_a_type_without_infinities_has_its_least_value_around() -> None:
+    x = jnp.array([1.0, 5.0, 2.0, 2.0], jnp.float8_e4m3fn)
+    source = jnp.arange(1.0, 6.0, dtype=x.dtype)
+    found = by_windows(x, source, (2,), (1,), [(1, 1)])
+    assert found.astype(jnp.float32).tolist() == [1, 5, 4, 5]
+
+
+def test_of_no_windows_nothing_comes_back() -> None:
+    found = by_windows(jnp.ones((2, 1)), jnp.ones((2, 0)), (1, 2), (1, 2), VALID[:2])
+    assert found.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize(("size", "stride"), [(4, 4), (4, 5), (7, 7)])
+def test_large_windows_apart_have_the_gradient_that_xla_gives_them(size, stride):
+    x = jnp.round(4 * jax.random.normal(jax.random.key(0), (2, 23, 30, 3)))
+    pool = (1, size, size, 1), (1, stride, stride, 1), SAME
+    windows = jax.eval_shape(lambda x: pooled(x, *pool), x).shape
+    source = jax.random.normal(jax.random.key(1), windows)
+    np.testing.assert_array_equal(
+        by_windows(x, source, *pool), by_xla(x, source, *pool)
+    )
+
+
 @st.composite
 def pools(draw: Callable) -> tuple[Any, ...]:
     """An operand, a gradient of whole numbers, and how the windows lie."""
     rank = draw(st.integers(1, 3))
-    window = draw(st.tuples(*[st.integers(1, 3)] * rank))
+    window = draw(st.tuples(*[st.integers(1, 4)] * rank))
     strides = draw(st.tuples(*[st.integers(1, 3)] * rank))
-    padding = tuple(
-        (draw(st.integers(0, n - 1)), draw(st.integers(0, n - 1))) for n in window
-    )
-    shape = tuple(draw(st.integers(n, 7)) for n in window)
+    padding = tuple((draw(st.integers(0, n)), draw(st.integers(0, n))) for n in window)
+    shape = tuple(draw(st.integers(1, 7)) for _ in window)
     elements = st.sampled_from([-INF, INF, NAN, *range(-3, 4)])
     count = math.prod(shape)
     x = draw(st.lists(elements, min_size=count, max_size=count))
@@ -84,10 +107,6 @@ def test_any_pool_has_the_gradient_that_xla_gives_it(case: tuple[Any, ...]) -> N
     np.testing.assert_array_equal(
         by_windows(x, source, *pool), by_xla(x, source, *pool)
     )
-
-
-SAME = ((0, 0), (1, 1), (1, 1), (0, 0))
-VALID = ((0, 0),) * 4
 
 
 @pytest.mark.parametrize(

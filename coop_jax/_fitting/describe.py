@@ -71,7 +71,8 @@ def list_arguments(step: FlatStep, problem: Problem) -> tuple[Argument, ...]:
         Argument(
             name,
             type_name(aval := step.program.avals[variable]),
-            _bytes_per_device(aval, leaf),
+            # Inside a map types are those of one device.
+            nbytes(aval) if step.program.mapped else _bytes_per_device(aval, leaf),
             _role(i in donated, first_read[i], len(problem.ops)),
         )
         for i, (name, variable, leaf) in enumerate(

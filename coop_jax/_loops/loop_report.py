@@ -58,7 +58,7 @@ class BodyPlan:
       name: the user's `file:line (function)`.
       length: iterations.
       size: bytes that an iteration takes, as planned.
-      written: bytes that an iteration takes in the step as written.
+      written: bytes that an iteration takes as it was traced, its `LoopPlan`s apart.
       recomputed: operations of one iteration that run again.
       positions: per operation of the body, where it runs.
       cost: seconds that this adds to the step, by the cost model.
@@ -81,6 +81,6 @@ class BodyPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.length} iterations take {format_bytes(self.size)} each for "
+            f"{self.length} iterations take {format_bytes(self.size)} each instead of "
             f"{format_bytes(self.written)}; {self.recomputed} operations run again"
         )

@@ -8,10 +8,9 @@
                well under it: choose again once, aiming higher
     floor      the smallest variants, and the smallest plan of what is left
 
-A rewritten step is a program like any other, so each has a `Workbench` of its own. A
-step without pairs is left to its `Workbench`, but where one of its loops alone takes
-more than there is room for (a model's gradients, accumulated over micro-batches): then
-the bodies are planned.
+A rewritten step is a program like any other, so each has a `Workbench` of its own. Of a
+step without pairs, loops that alone take more than there is room for (over
+micro-batches) are planned inside; the rest is left to its `Workbench`.
 """
 
 import contextlib
@@ -105,8 +104,6 @@ class LoopWorkbench:
         """Wall time in XLA for the step as written."""
         return self.plain.baseline_seconds
 
-    # The three questions
-
     def fit(self, budget: int, effort: Effort) -> Candidate:
         """The cheapest program found that measures at most `budget` bytes.
 
@@ -114,8 +111,14 @@ class LoopWorkbench:
           BudgetError: nothing that small was reached.
         """
         room = budget - self.unplanned.fixed
-        if self.unplanned.total <= budget or not self._is_held_inside(room):
-            return self.plain.fit(budget, effort)
+        if self.unplanned.total <= budget:
+            return self.baseline
+        if not self._is_held_inside(room):
+            try:
+                return self.plain.fit(budget, effort)
+            except BudgetError:
+                if not self._is_held_inside(0):
+                    raise
         if room > 0:
             if self.sites:
                 self._approach(room, effort)
@@ -179,8 +182,6 @@ class LoopWorkbench:
         """The cheapest program compiled so far that measures at most `budget` bytes."""
         fitting = self._fitting(budget)
         return min(fitting, key=lambda c: (self._cost(c), c.memory.total), default=None)
-
-    # The loop
 
     def _approach(self, room: int, effort: Effort) -> None:
         aim, margin, has_loosened = room, 0, False
@@ -361,8 +362,6 @@ class LoopWorkbench:
         if program.partitions > 1 and not program.rules.recompute_collectives:
             once = communicating(self.plain.buffers)
         return find_sites(program, self.step.platform, once)
-
-    # Candidates
 
     def _benches(self) -> list[Workbench]:
         return list(dict.fromkeys([self.plain, *(r.bench for r in self.rewritten)]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,16 @@ class Mapped:
     def trace(self, function: Callable[..., list[Any]], avals: Sequence[Any]) -> Any:
         """The closed jaxpr of whole arrays, of `function` of arrays of these types."""
         specs = dict(zip(self.reads, self.in_specs, strict=True))
-        structs = [
-            jax.ShapeDtypeStruct(
-                self._whole_shape(aval.shape, specs.get(k, PartitionSpec())),
+        structs = []
+        for k, aval in enumerate(avals):
+            spec = specs.get(k, PartitionSpec())
+            struct = jax.ShapeDtypeStruct(
+                self._whole_shape(aval.shape, spec),
                 aval.dtype,
+                sharding=NamedSharding(self.mesh, spec),
                 weak_type=getattr(aval, "weak_type", False),
             )
-            for k, aval in enumerate(avals)
-        ]
+            structs.append(struct)
         return jax.make_jaxpr(self.around(function))(*structs)
 
     def _whole_shape(self, shape: Sequence[int], spec: Any) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def _texts(program: Program) -> Iterator[str]:
             yield "runs once"
     yield from map(_atom, program.outputs)
     if (mapped := program.mapped) is not None:
-        yield repr((dict(mapped.mesh.shape), mapped.reads))
+        yield repr((dict(mapped.mesh.shape), mapped.reads, mapped.check_vma))
         yield repr((mapped.in_specs, mapped.out_specs))
     rules = program.rules
     yield from (repr(names) for names in (rules.save_names, rules.recompute_names)

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .cost import nbytes
@@ -26,6 +27,10 @@ from .trace import Atom, Equation, Literal, Program
 
 _MOST = 64
 """Elements of a window that are told apart by slices; larger ones are XLA's."""
+
+_FEW = 9
+"""Elements of windows that do not overlap, up to which a share for each is cheaper than
+all of them by their numbers."""
 
 
 def pool_gradients(program: Program) -> frozenset[int]:
@@ -115,6 +120,8 @@ def pool_gradient(
     Returns:
       An array of the operand's shape.
     """
+    if source.size == 0:
+        return jnp.zeros(operand.shape, source.dtype)
     around = _identity(operand.dtype, is_max=select_prim.name == "ge")
     padded = lax.pad(operand, around, [(low, high, 0) for low, high in padding])
     windows = _Windows(padded.shape, source.shape, tuple(window_strides))
@@ -129,6 +136,16 @@ def pool_gradient(
     # Written once: fused into every share, the search would run as many times.
     chosen = lax.optimization_barrier(chosen)
     none = jnp.zeros((), source.dtype)
+    is_apart = all(
+        n <= m for n, m in zip(window_dimensions, window_strides, strict=True)
+    )
+    if is_apart and len(places) > _FEW:
+        shares = jnp.where(
+            windows.tiled(chosen) == windows.numbers(window_dimensions),
+            windows.tiled(source),
+            none,
+        )
+        return windows.unpadded(shares, padding)
     shares = [
         windows.spread(jnp.where(chosen == k, source, none), place, padding)
         for k, place in enumerate(places)
@@ -174,6 +191,40 @@ class _Windows:
         ]
         return lax.pad(windows, jnp.zeros((), windows.dtype), around)
 
+    def tiled(self, windows: jax.Array) -> jax.Array:
+        """What each window has, once for every element from it to the next."""
+        paired = [
+            n for pair in zip(self.counts, self.strides, strict=True) for n in pair
+        ]
+        kept = tuple(range(0, 2 * len(self.counts), 2))
+        blocks = lax.broadcast_in_dim(windows, paired, kept)
+        return blocks.reshape(
+            [n * m for n, m in zip(paired[::2], paired[1::2], strict=True)]
+        )
+
+    def numbers(self, dimensions: Sequence[int]) -> jax.Array:
+        """Per element of the tiles, its place in its window, or none between two."""
+        shape = [n * m for n, m in zip(self.counts, self.strides, strict=True)]
+        number, between = jnp.zeros(shape, jnp.int32), False
+        for axis, (size, stride) in enumerate(
+            zip(dimensions, self.strides, strict=True)
+        ):
+            at = lax.broadcasted_iota(jnp.int32, shape, axis) % stride
+            number, between = number * size + at, between | (at >= size)
+        return jnp.where(between, _MOST, number)
+
+    def unpadded(
+        self, tiles: jax.Array, padding: Sequence[tuple[int, int]]
+    ) -> jax.Array:
+        """The tiles, cut or filled with zeros to the operand without its padding."""
+        around = [
+            (-low, extent - size - high, 0)
+            for extent, size, (low, high) in zip(
+                self.extents, tiles.shape, padding, strict=True
+            )
+        ]
+        return lax.pad(tiles, jnp.zeros((), tiles.dtype), around)
+
     def _ends(self, place: Sequence[int]) -> list[int]:
         return [
             start + (count - 1) * stride + 1
@@ -183,12 +234,16 @@ class _Windows:
         ]
 
 
-def _identity(dtype: Any, is_max: bool) -> jax.Array:
+def _identity(dtype: Any, is_max: bool) -> np.ndarray:
     """What never takes the place of another element."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.array(-jnp.inf if is_max else jnp.inf, dtype)
-    bounds = jnp.iinfo(dtype)
-    return jnp.array(bounds.min if is_max else bounds.max, dtype)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        bounds = jnp.iinfo(dtype)
+        return np.array(bounds.min if is_max else bounds.max, dtype)
+    infinite = np.array(-np.inf if is_max else np.inf).astype(dtype)
+    if np.isinf(infinite):
+        return infinite
+    finite = jnp.finfo(dtype)
+    return np.array(finite.min if is_max else finite.max, dtype)
 
 
 def _is_pool_gradient(equation: Equation) -> bool:

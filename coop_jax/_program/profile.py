@@ -28,8 +28,11 @@ from .workspace import workspace
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
 
 _COLLECTIVES = {
-    "all_gather", "all_reduce", "all_to_all", "pmax", "pmin", "ppermute", "psum",
-    "psum_invariant", "psum2", "psum_scatter", "reduce_scatter", "ragged_all_to_all",
+    "all_gather", "all_gather_done", "all_gather_invariant", "all_gather_reduced",
+    "all_gather_start", "all_reduce", "all_to_all", "pbroadcast", "pbroadcast_dynamic",
+    "pmax", "pmin", "ppermute", "precv", "psend", "psum", "psum_done", "psum_invariant",
+    "psum_start", "psum2", "psum_scatter", "ragged_all_to_all", "reduce_scatter",
+    "unreduced_pmax", "unreduced_pmin", "unreduced_psum", "unreduced_reduce_scatter",
 }  # fmt: skip
 _STATEFUL = {"rng_uniform", "rng_bit_generator_stateful", "infeed", "outfeed"}
 

@@ -292,14 +292,13 @@ def _body_plan(
 def is_over_inside(found: Profile, room: int) -> bool:
     """Whether some loop takes more than the room alone, whatever is around it."""
     problem, equations = found.problem, found.program.equations
-    return any(
-        is_region(equations[unit.root])
-        and op.workspace
-        and op.workspace
-        + sum(problem.values[v].size for v in {*op.inputs, *op.outputs})
-        > room
-        for op, unit in zip(problem.ops, found.units, strict=True)
-    )
+    for op, unit in zip(problem.ops, found.units, strict=True):
+        carried = {out for _, out in op.in_place}
+        around = {*op.inputs, *op.outputs} - carried
+        taken = op.workspace + sum(problem.values[v].size for v in around)
+        if is_region(equations[unit.root]) and op.workspace and taken > room:
+            return True
+    return False
 
 
 def most_outside(found: Profile) -> int:

@@ -350,7 +350,7 @@ def _is_plain_jit(params: dict[str, Any]) -> bool:
 def _merge_key(eqn: Any, inputs: tuple[Atom, ...]) -> Any:
     """Equal keys compute equal values; None for anything that must not be merged."""
     name = eqn.primitive.name
-    if eqn.effects or name == "optimization_barrier" or name in _STATEFUL:
+    if _effects(eqn) or name == "optimization_barrier" or name in _STATEFUL:
         return None
     operands = tuple(_operand_key(a) for a in inputs)
     key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=_by_name)))

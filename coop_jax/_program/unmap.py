@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.extend.core as jexc
+from jax.sharding import PartitionSpec
 
 from .mapped import Mapped
-from .trace import Literal, Program, flatten
+from .trace import Atom, Literal, Program, Variable, flatten
 
 
 def unmapped(program: Program, merge: bool = True) -> Program:
@@ -22,50 +23,78 @@ def unmapped(program: Program, merge: bool = True) -> Program:
       program: the traced step.
       merge: False leaves equal equations apart.
     """
-    if len(program.equations) != 1:
+    if not _is_mapped_whole(program):
         return program
     (equation,) = program.equations
     params = equation.params
-    if equation.primitive.name != "shard_map" or program.constants:
-        return program
-    arguments, mesh = program.arguments, params["mesh"]
-    inputs = [a for a in equation.inputs if not isinstance(a, Literal)]
-    is_plain = (
-        len(set(inputs)) == len(equation.inputs)
-        and set(program.outputs) <= set(equation.outputs)
-        and _manual_axes(params) == frozenset(mesh.axis_names)
-    )
-    if not is_plain:
-        return program
     body = jexc.ClosedJaxpr(  # pyright: ignore[reportPrivateImportUsage]
         params["jaxpr"], ()
     )
-    found = flatten(body, [False] * len(inputs), merge, program.rules)
-    place = {v: k for k, v in enumerate(equation.inputs)}
-    reads = tuple(k for k, v in enumerate(arguments) if v in place)
-    avals = list(found.avals)
-    local: list[int] = []
-    for v in arguments:
-        if v in place:
-            local.append(found.arguments[place[v]])
+    found = flatten(body, [False] * len(equation.inputs), merge, program.rules)
+    ends = (*equation.inputs, *equation.outputs)
+    inside: dict[Variable, Atom] = {}
+    spec_of: dict[Variable, Any] = {}
+    captured = []
+    for atom, ours, spec in zip(
+        ends,
+        (*found.arguments, *found.outputs),
+        (*params["in_specs"], *params["out_specs"]),
+        strict=True,
+    ):
+        if isinstance(atom, Literal):
+            captured.append((ours, atom.val))
         else:
-            local.append(len(avals))
+            inside[atom], spec_of[atom] = ours, spec
+    avals, local = list(found.avals), []
+    for v in program.arguments:
+        if v not in inside:
+            inside[v] = len(avals)
             avals.append(program.avals[v])
-    results = [equation.outputs.index(v) for v in program.outputs]
+        local.append(inside[v])
+    captured += [(inside[v], value) for v, value in program.constants if v in inside]
+    reads = tuple(k for k, v in enumerate(program.arguments) if v in spec_of)
     mapped = Mapped(
-        mesh,
+        params["mesh"],
         reads,
-        tuple(params["in_specs"][place[arguments[k]]] for k in reads),
-        tuple(params["out_specs"][k] for k in results),
+        tuple(spec_of[program.arguments[k]] for k in reads),
+        tuple(
+            PartitionSpec() if isinstance(a, Literal) else spec_of[a]
+            for a in program.outputs
+        ),
         params["check_vma"],
     )
     return replace(
         found,
         arguments=tuple(local),
-        outputs=tuple(found.outputs[k] for k in results),
+        constants=(*found.constants, *captured),
+        outputs=tuple(
+            a if isinstance(a, Literal) else inside[a] for a in program.outputs
+        ),
         avals=tuple(avals),
         donated=program.donated,
         mapped=mapped,
+    )
+
+
+def _is_mapped_whole(program: Program) -> bool:
+    """Whether the step is one `jax.shard_map` over its mesh, and nothing beside it."""
+    if [e.primitive.name for e in program.equations] != ["shard_map"]:
+        return False
+    (equation,) = program.equations
+    params = equation.params
+    constant = {v for v, _ in program.constants}
+    inputs = [a for a in equation.inputs if not isinstance(a, Literal)]
+    known = {*inputs, *equation.outputs}
+    return (
+        params["newly_manual_axes"] == frozenset(params["mesh"].axis_names)
+        and len(set(inputs)) == len(inputs)
+        and all(isinstance(a, Literal) or a in known for a in program.outputs)
+        # What is captured must be the same on every device.
+        and all(
+            spec == PartitionSpec()
+            for atom, spec in zip(equation.inputs, params["in_specs"], strict=True)
+            if isinstance(atom, Literal) or atom in constant
+        )
     )
 
 
@@ -83,7 +112,3 @@ def retraced(program: Program, run: Callable[..., list[Any]]) -> Program:
         ]
         traced = jax.make_jaxpr(run)(*structs)
     return unmapped(flatten(traced, program.donated, False, program.rules), False)
-
-
-def _manual_axes(params: dict[str, Any]) -> frozenset[str]:
-    return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
