@@ -10,7 +10,7 @@ import jax.extend.core as jexc
 from jax.core import Tracer
 
 from ._budget import BudgetLike, parse_budget
-from ._fitting.compile import FlatStep, flat_step
+from ._fitting.compile import FlatStep, flat_step, shortened
 from ._fitting.fit import Request, cache_at, fit
 from ._fitting.saved import Fitted
 from ._native.inplace import InPlace
@@ -343,7 +343,7 @@ def _placement(leaf: Any) -> Any:
     """What besides its type decides how a leaf's step is compiled."""
     if isinstance(leaf, Tracer) or not getattr(leaf, "committed", True):
         return None
-    return getattr(leaf, "sharding", None)
+    return shortened(getattr(leaf, "sharding", None))
 
 
 def _device_limit(step: FlatStep) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._loops.loop_sites import with_ruled_loops
 from .._program.cost import nbytes
@@ -136,7 +137,10 @@ def flat_step(
     abstract = tuple(_abstract(leaf) for leaf in leaves)
     platform = _platform(leaves)
     mapped = unmapped(program)
-    program = program if mapped is program else pinned(mapped)
+    if mapped is not program:
+        program = pinned(mapped)
+        assert program.mapped is not None
+        abstract = program.mapped.placed(abstract)
     options = _sharding_options(traced, program, platform)
     if options and program.mapped is None:
         program = replace(program, **_partitioned(program, options))
@@ -147,16 +151,29 @@ def flat_step(
 def _abstract(leaf: Any) -> Any:
     """The leaf without its data, so that a plan keeps no arrays alive."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
+        return leaf.update(sharding=shortened(leaf.sharding))
     aval = jax.typeof(leaf)
     is_array = not isinstance(leaf, Tracer)
     committed = is_array and getattr(leaf, "committed", False)
     return jax.ShapeDtypeStruct(
         aval.shape,
         aval.dtype,
-        sharding=leaf.sharding if committed else None,
+        sharding=shortened(leaf.sharding) if committed else None,
         weak_type=getattr(aval, "weak_type", False),
     )
+
+
+def shortened(sharding: Any) -> Any:
+    """The sharding less what says nothing: to jax `P("x")` is not `P("x", None)`."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    spec = list(sharding.spec)
+    while spec and spec[-1] is None:
+        spec.pop()
+    short = PartitionSpec(*spec)
+    same = NamedSharding(sharding.mesh, short, memory_kind=sharding.memory_kind)
+    ndim = len(sharding.spec)
+    return same if same.is_equivalent_to(sharding, ndim) else sharding
 
 
 def _platform(leaves: Sequence[Any]) -> str:

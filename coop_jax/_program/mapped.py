@@ -53,6 +53,14 @@ class Mapped:
 
         return whole
 
+    def placed(self, structs: Sequence[Any]) -> tuple[Any, ...]:
+        """Flat arguments, those of no known sharding placed as the map reads them."""
+        found = list(structs)
+        for k, spec in zip(self.reads, self.in_specs, strict=True):
+            if found[k].sharding is None:
+                found[k] = found[k].update(sharding=NamedSharding(self.mesh, spec))
+        return tuple(found)
+
     def trace(self, function: Callable[..., list[Any]], avals: Sequence[Any]) -> Any:
         """The closed jaxpr of whole arrays, of `function` of arrays of these types."""
         specs = dict(zip(self.reads, self.in_specs, strict=True))
