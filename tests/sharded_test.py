@@ -26,7 +26,10 @@ WORKER = textwrap.dedent(
         r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
         r"(?:-start)?[(]"
     )
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    MESHES = {
+        kind: jax.make_mesh((8,), ("d",), axis_types=(kind,))
+        for kind in (AxisType.Auto, AxisType.Explicit)
+    }
 
     def block(x, w):
         return x + jax.nn.gelu(x @ w[0]) @ w[1]
@@ -55,6 +58,8 @@ WORKER = textwrap.dedent(
             loss, grads = jax.value_and_grad(loss_of)(ws, x)
             return [w - 0.1 * g for w, g in zip(ws, grads)], loss
 
+        kind, *rest = kind.split("-")
+        mesh = MESHES[AxisType.Explicit if rest else AxisType.Auto]
         specs = SPECS[kind]
         keys = jax.random.split(jax.random.key(0), 3)
         shapes = (LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH), (ROWS, WIDTH)
@@ -87,6 +92,7 @@ WORKER = textwrap.dedent(
 )
 CASES = (
     "unrolled:data:0.7",
+    "unrolled:data-explicit:0.7",
     "unrolled:fsdp:0.7",
     "unrolled:tensor:0.7",
     "pooled:data:0.5",
