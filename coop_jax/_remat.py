@@ -303,7 +303,7 @@ def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:
 def _lower(fitted: Fitted, traced: Any) -> jax.stages.Lowered:
     """Lowers under the step's own signature, static arguments left out."""
     step = fitted.step
-    function = step.whole(fitted.function)
+    function = step.on_whole_arrays(fitted.function)
 
     def planned(*dynamic: Any, **named: Any) -> Any:
         flat = function(*jax.tree.leaves((dynamic, named)))

@@ -64,10 +64,12 @@ class FlatStep:
 
     def jit(self, function: Callable[..., list[Any]]) -> Any:
         """`function` of the flat arguments under jit, donating as the step does."""
-        whole = self.whole(function)
+        whole = self.on_whole_arrays(function)
         return jax.jit(whole, donate_argnums=self.donated, **self.jit_options)
 
-    def whole(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def on_whole_arrays(
+        self, function: Callable[..., list[Any]]
+    ) -> Callable[..., list[Any]]:
         """`function` on whole arrays, if the program is what one device does."""
         mapped = self.program.mapped
         return function if mapped is None else mapped.around(function)

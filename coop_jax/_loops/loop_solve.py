@@ -223,7 +223,7 @@ class LoopWorkbench:
             aim -= bench.unplanned.temp - room + room // 200
 
     def _is_held_inside(self, room: int) -> bool:
-        """Whether planning the straight line alone cannot come down to the room."""
+        """Whether there are pairs, or a loop that alone takes more than the room."""
         held = self.policy == "coop" and is_over_inside(self.plain.profile, room)
         return bool(self.sites) or held
 

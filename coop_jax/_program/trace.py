@@ -122,7 +122,7 @@ class Program:
       partitions: devices that a partitioned step runs on.
       sizes: bytes per device of values that are split.
       rules: the user's, on what may be computed again.
-      mapped: the `jax.shard_map` around it, if it is what one device does.
+      mapped: how `jax.shard_map` runs it on every device; None if it does not.
     """
 
     arguments: tuple[Variable, ...]
