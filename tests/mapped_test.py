@@ -41,17 +41,25 @@ WORKER = textwrap.dedent(
     def scanned(ws, x, psum):
         return jnp.mean(lax.scan(lambda x, w: (block(x, w, psum), None), x, ws)[0] ** 2)
 
-    def local_step(loss_of, reduced, summed, state, x, unread):
-        ups, downs, key = state
-        key, sub = jax.random.split(key)
+    def gradients(loss_of, reduced, summed, state, x, unread):
+        ups, downs, sub = state
         sub = jax.random.fold_in(sub, lax.axis_index("data"))
         keys = jax.random.split(sub, LAYERS)
         psum = (lambda y: lax.psum(y, summed)) if summed else (lambda y: y)
         def of(ups, downs):
             return lax.pmean(loss_of((ups, downs, keys), x, psum), reduced)
-        loss, grads = jax.value_and_grad(of, (0, 1))(ups, downs)
+        return jax.value_and_grad(of, (0, 1))(ups, downs)
+
+    def with_update(gradients_of, state, x, unread):
+        ups, downs, key = state
+        key, sub = jax.random.split(key)
+        loss, grads = gradients_of((ups, downs, sub), x, unread)
         ups, downs = [w - 0.1 * g for w, g in zip((ups, downs), grads)]
         return (ups, downs, key), loss
+
+    def local_step(loss_of, reduced, summed, *arguments):
+        of = functools.partial(gradients, loss_of, reduced, summed)
+        return with_update(of, *arguments)
 
     def micro_batches(state, x, unread):
         ups, downs, key = state
@@ -79,7 +87,8 @@ WORKER = textwrap.dedent(
             split = (P(None, None, "model"), P(None, "model"), P())
             step = functools.partial(local_step, loss_of[kind], "data", "model")
             return two, step, split, True
-        step = functools.partial(local_step, loss_of[kind], "data", None)
+        run = gradients if "outside" in rest else local_step
+        step = functools.partial(run, loss_of[kind], "data", None)
         return one, step, (P(), P(), P()), "unchecked" not in rest
 
     RATE = jnp.float32(0.5)
@@ -104,9 +113,13 @@ WORKER = textwrap.dedent(
             def local(state, x, unread, rate, two):
                 return inner(state, x * rate * two, unread)
         more = (P(), P()) if "captured" in name else ()
+        results = (P(), specs[:2]) if "outside" in name else (specs, P())
         step = around(name, jax.shard_map(
             local, mesh=mesh, in_specs=(specs, P("data"), P(), *more),
-            out_specs=(specs, P()), check_vma=check))
+            out_specs=results, check_vma=check))
+        if "outside" in name:
+            # The key is split before the map, the weights are updated after it.
+            step = functools.partial(with_update, step)
         keys = jax.random.split(jax.random.key(0), 4)
         put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
         normal = lambda k, *shape: 0.1 * jax.random.normal(keys[k], shape)
@@ -157,8 +170,11 @@ CASES = (
     "straight-tensor",
     "straight-captured",
     "straight-donated",
+    "straight-outside",
+    "straight-outside-donated",
     "scanned",
     "scanned-explicit",
+    "scanned-outside",
     "scanned-tensor",
     "micro",
     "micro-explicit",

@@ -139,12 +139,13 @@ def flat_step(
     abstract = tuple(_abstract(leaf) for leaf in leaves)
     platform = _platform(leaves)
     mapped = unmapped(program)
-    if mapped is not program:
+    if mapped.mapped is not None:
         program = pinned(mapped)
-        assert program.mapped is not None
-        abstract = program.mapped.placed(abstract)
-    options = _sharding_options(traced, program, platform)
-    if options and program.mapped is None:
+        abstract = mapped.mapped.placed(abstract)
+    # A map says how its arrays are split.
+    is_mapped = mapped.mapped is not None
+    options = {} if is_mapped else _sharding_options(traced, program, platform)
+    if options:
         program = replace(program, **_partitioned(program, options))
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)

@@ -76,7 +76,7 @@ def list_arguments(step: FlatStep, problem: Problem) -> tuple[Argument, ...]:
             _role(i in donated, first_read[i], len(problem.ops)),
         )
         for i, (name, variable, leaf) in enumerate(
-            zip(names, step.program.arguments, step.leaves, strict=True)
+            zip(names, step.program.arguments, step.leaves, strict=False)
         )
     )
 

@@ -1,4 +1,4 @@
-"""What `jax.shard_map` does around a step that it maps over devices as a whole."""
+"""What `jax.shard_map` does around what a step does on each device."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,6 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+type Whole = Callable[..., list[Any]]
+"""A function of whole arrays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
@@ -15,10 +18,14 @@ class Mapped:
 
     Attributes:
       mesh: of the devices.
-      reads: positions of the flat arguments that the step reads.
+      reads: positions of what is read of the flat arguments, and of what `before` makes
+        of them.
       in_specs: of these.
-      out_specs: of the flat outputs.
+      out_specs: of the results.
       check_vma: whether JAX checks what varies from device to device.
+      before: what is computed of whole arrays first, from the flat arguments.
+      after: what is computed of whole arrays last, from the flat arguments and the
+        results: the flat outputs. Without it the results are.
     """
 
     mesh: Any
@@ -26,16 +33,28 @@ class Mapped:
     in_specs: tuple[Any, ...]
     out_specs: tuple[Any, ...]
     check_vma: bool
+    before: Whole | None = None
+    after: Whole | None = None
 
     def around(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """The function of whole arrays that runs `function` on every device.
+        """The step with `function` run on every device: flat arguments -> outputs.
 
-        Both take all flat arguments; `function` is given None for those that the step
-        does not read.
+        Args:
+          function: of the flat arguments, and of what `before` makes of them; given
+            None for those that nothing reads.
         """
+        on_all = self._on_all(function)
 
         @functools.wraps(function)
         def whole(*values: Any) -> list[Any]:
+            made = self.before(*values) if self.before else []
+            results = on_all(*values, *made)
+            return self.after(*values, *results) if self.after else results
+
+        return whole
+
+    def _on_all(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def on_all(*values: Any) -> list[Any]:
             def local(*parts: Any) -> list[Any]:
                 arguments: list[Any] = [None] * len(values)
                 for k, part in zip(self.reads, parts, strict=True):
@@ -51,13 +70,13 @@ class Mapped:
             )
             return mapped(*(values[k] for k in self.reads))
 
-        return whole
+        return on_all
 
     def placed(self, structs: Sequence[Any]) -> tuple[Any, ...]:
         """Flat arguments, those of no known sharding placed as the map reads them."""
         found = list(structs)
         for k, spec in zip(self.reads, self.in_specs, strict=True):
-            if found[k].sharding is None:
+            if k < len(found) and found[k].sharding is None:
                 found[k] = found[k].update(sharding=NamedSharding(self.mesh, spec))
         return tuple(found)
 
@@ -74,7 +93,7 @@ class Mapped:
                 weak_type=getattr(aval, "weak_type", False),
             )
             structs.append(struct)
-        return jax.make_jaxpr(self.around(function))(*structs)
+        return jax.make_jaxpr(self._on_all(function))(*structs)
 
     def _whole_shape(self, shape: Sequence[int], spec: Any) -> tuple[int, ...]:
         whole = list(shape)

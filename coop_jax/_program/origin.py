@@ -47,7 +47,7 @@ def origin_of(step: FlatStep) -> Origin:
         program_digest(step.program),
         tuple(
             _typed(leaf, is_donated)
-            for leaf, is_donated in zip(step.leaves, step.program.donated, strict=True)
+            for leaf, is_donated in zip(step.leaves, step.program.donated, strict=False)
         ),
         step.platform,
         _device_kind(step),
@@ -106,6 +106,7 @@ def _texts(program: Program) -> Iterator[str]:
             yield "runs once"
     yield from map(_atom, program.outputs)
     if (mapped := program.mapped) is not None:
+        yield repr((mapped.before is None, mapped.after is None))
         yield repr((dict(mapped.mesh.shape), mapped.reads, mapped.check_vma))
         yield repr((mapped.in_specs, mapped.out_specs))
     rules = program.rules

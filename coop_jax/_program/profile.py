@@ -216,7 +216,9 @@ class _ProblemBuilder:
         self.variables: list[Variable] = []
         self._value_of: dict[Variable, ValueId] = {}
         program = graph.program
-        self._overwrites = donation(program, graph)
+        # What is computed of the results outside of a map finds them in the pool.
+        self._is_read_after = program.mapped is not None and bool(program.mapped.after)
+        self._overwrites = {} if self._is_read_after else donation(program, graph)
         for v in (*program.arguments, *(v for v, _ in program.constants)):
             self._new(v, Value(f"argument {v}", 0, is_argument=True))
 
@@ -253,7 +255,9 @@ class _ProblemBuilder:
             variable,
             Value(
                 f"{equation.primitive.name} at {equation.location}",
-                0 if is_output else self.graph.bytes(variable),
+                0
+                if is_output and not self._is_read_after
+                else self.graph.bytes(variable),
                 is_output=is_output,
                 overwrites=None if overwritten is None else self._value_of[overwritten],
             ),
