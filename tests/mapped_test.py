@@ -223,6 +223,26 @@ def test_arguments_are_listed_with_the_bytes_of_one_device(rows, case):
     assert rows[case]["arguments"] == rows[case]["expected_arguments"]
 
 
+def test_a_small_map_in_a_step_is_one_operation_of_it() -> None:
+    """The step around it is what has to be planned."""
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+
+    def loss(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(x @ w) @ w.T
+        return jnp.mean(x**2)
+
+    def step(ws, x):
+        grads = jax.grad(loss)(ws, mapped(x))
+        return [w - 0.1 * g for w, g in zip(ws, grads, strict=True)]
+
+    ws, x = [np.eye(64, 256, dtype=np.float32)] * 6, np.ones((2048, 64), np.float32)
+    plan = coop_jax.remat(step, 0.6, donate_argnums=0, progress=False).plan(ws, x)
+    assert plan.is_planned
+    assert any(op.name == "shard_map" for op in plan.problem.ops)
+
+
 def test_timing_operations_one_by_one_is_refused() -> None:
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
     step = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("data"), out_specs=P("data"))

@@ -13,6 +13,7 @@ import jax
 import jax.extend.core as jexc
 from jax.sharding import PartitionSpec
 
+from .cost import flops
 from .mapped import Mapped, Whole
 from .trace import Equation, Literal, Program, Variable, drop_dead, flatten
 
@@ -78,18 +79,21 @@ def unmapped(program: Program, merge: bool = True) -> Program:
 
 
 def _map_in(program: Program) -> Equation | None:
-    """The only `jax.shard_map` of a step, if it is over all axes of its mesh."""
+    """The only `jax.shard_map` of a step, if it is over all axes and does the work."""
     maps = [e for e in program.equations if e.primitive.name == "shard_map"]
     if len(maps) != 1:
         return None
     (equation,) = maps
     params = equation.params
+    outside = [e for e in program.equations if e is not equation]
+    work = sum(flops(e, program.avals) for e in outside)
     constant = {v for v, _ in program.constants}
     inputs = [a for a in equation.inputs if not isinstance(a, Literal)]
     is_plain = (
         params["newly_manual_axes"] == frozenset(params["mesh"].axis_names)
         # What is outside may be computed before the map and after it.
-        and not any(e.effects for e in program.equations if e is not equation)
+        and not any(e.effects for e in outside)
+        and work <= flops(equation, program.avals)
         and len(set(inputs)) == len(inputs)
         # What is captured must be the same on every device.
         and all(
