@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 type Whole = Callable[..., list[Any]]
 """A function of whole arrays."""
@@ -74,6 +74,8 @@ class Mapped:
 
     def placed(self, structs: Sequence[Any]) -> tuple[Any, ...]:
         """Flat arguments, those of no known sharding placed as the map reads them."""
+        if not isinstance(self.mesh, Mesh):
+            return tuple(structs)
         found = list(structs)
         for k, spec in zip(self.reads, self.in_specs, strict=True):
             if k < len(found) and found[k].sharding is None:
