@@ -29,6 +29,7 @@ from ._measure import MemoryUse as MemoryUse
 from ._measure import measure as measure
 from ._plan import Action as Action
 from ._plan import Argument as Argument
+from ._plan import BodyPlan as BodyPlan
 from ._plan import LoopPlan as LoopPlan
 from ._plan import Plan as Plan
 from ._plan_file import load_plan as load_plan

@@ -40,9 +40,9 @@ STEP = coop_jax.remat(train_step, 0.6, **OPTIONS)
 
 def test_the_public_names_are_these() -> None:
     assert PUBLIC == [
-        "Action", "Argument", "BudgetError", "Compared", "Frontier", "LargestBatch",
-        "LoopPlan", "MemoryUse", "Plan", "PlanError", "Rematerialized", "frontier",
-        "largest_batch", "load_plan", "measure", "record", "remat",
+        "Action", "Argument", "BodyPlan", "BudgetError", "Compared", "Frontier",
+        "LargestBatch", "LoopPlan", "MemoryUse", "Plan", "PlanError", "Rematerialized",
+        "frontier", "largest_batch", "load_plan", "measure", "record", "remat",
     ]  # fmt: skip
 
 
