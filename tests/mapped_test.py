@@ -50,6 +50,17 @@ WORKER = textwrap.dedent(
             return lax.pmean(loss_of((ups, downs, keys), x, psum), reduced)
         return jax.value_and_grad(of, (0, 1))(ups, downs)
 
+    def loss_alone(loss_of, reduced, summed, state, x, unread):
+        ups, downs, sub = state
+        sub = jax.random.fold_in(sub, lax.axis_index("data"))
+        ws = ups, downs, jax.random.split(sub, LAYERS)
+        return lax.pmean(loss_of(ws, x, lambda y: y), reduced)
+
+    def differentiated(loss, state, x, unread):
+        ups, downs, sub = state
+        of = lambda ups, downs: loss((ups, downs, sub), x, unread)
+        return jax.value_and_grad(of, (0, 1))(ups, downs)
+
     def with_update(gradients_of, state, x, unread):
         ups, downs, key = state
         key, sub = jax.random.split(key)
@@ -88,6 +99,7 @@ WORKER = textwrap.dedent(
             step = functools.partial(local_step, loss_of[kind], "data", "model")
             return two, step, split, True
         run = gradients if "outside" in rest else local_step
+        run = loss_alone if "differentiated" in rest else run
         step = functools.partial(run, loss_of[kind], "data", None)
         return one, step, (P(), P(), P()), "unchecked" not in rest
 
@@ -114,9 +126,14 @@ WORKER = textwrap.dedent(
                 return inner(state, x * rate * two, unread)
         more = (P(), P()) if "captured" in name else ()
         results = (P(), specs[:2]) if "outside" in name else (specs, P())
+        results = P() if "differentiated" in name else results
         step = around(name, jax.shard_map(
             local, mesh=mesh, in_specs=(specs, P("data"), P(), *more),
             out_specs=results, check_vma=check))
+        if "differentiated" in name:
+            # Two maps: the second reads residuals of the first.
+            of = functools.partial(differentiated, step)
+            step = functools.partial(with_update, of)
         if "outside" in name:
             # The key is split before the map, the weights are updated after it.
             step = functools.partial(with_update, step)
@@ -169,8 +186,9 @@ CASES = (
     "straight-captured-unchecked",
     "straight-tensor",
     "straight-outside-donated",
+    "straight-differentiated",
     "scanned-explicit",
-    "scanned-outside",
+    "scanned-differentiated",
     "scanned-tensor",
     "micro",
 )
@@ -236,6 +254,25 @@ def test_a_small_map_in_a_step_is_one_operation_of_it() -> None:
     plan = coop_jax.remat(step, 0.6, donate_argnums=0, progress=False).plan(ws, x)
     assert plan.is_planned
     assert any(op.name == "shard_map" for op in plan.problem.ops)
+
+
+def test_maps_with_split_arrays_computed_between_are_operations() -> None:
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(
+        lambda w, x: jnp.tanh(x @ w) @ w.T,
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P("data"),
+    )
+
+    def step(w, x):
+        return w - jax.grad(lambda w: jnp.mean(mapped(w, x) ** 2))(w)
+
+    w, x = np.ones((64, 256), np.float32), np.ones((512, 64), np.float32)
+    with pytest.raises(coop_jax.BudgetError, match="take the loss inside") as raised:
+        coop_jax.remat(step, 0.5, progress=False, donate_argnums=0).plan(w, x)
+    assert raised.value.plan is not None
+    assert sum(op.name == "shard_map" for op in raised.value.plan.problem.ops) == 2
 
 
 def test_timing_operations_one_by_one_is_refused() -> None:

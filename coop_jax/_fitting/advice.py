@@ -31,7 +31,10 @@ def advise(
     largest = max((op.workspace for op in whole), default=0)
     if largest > peak // 4:
         if max(whole, key=lambda op: op.workspace).name == "shard_map":
-            what, remedy = "A `jax.shard_map`", "take the gradient inside a single one"
+            what, remedy = (
+                "A `jax.shard_map`",
+                "take the loss inside, over all axes of its mesh",
+            )
         else:
             what, remedy = "A loop or branch", "put `jax.checkpoint` around its body"
         yield (

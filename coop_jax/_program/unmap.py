@@ -1,108 +1,213 @@
-"""Sees through a `jax.shard_map` around a step.
+"""Sees through the `jax.shard_map`s of a step.
 
-In the traced step that is a single equation. What it does on one device is a program
-like any other, with sizes per device as they are, and collectives as equations. What is
-computed outside of it, a key split before or an optimizer after, stays as it is.
+In the traced step each is a single equation. What they do on one device is a program
+like any other, with sizes per device as they are, and collectives as equations. There
+are two where one was differentiated: the second reads residuals of the first. What is
+computed outside, a key split before or an optimizer after, stays as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.extend.core as jexc
+from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
 from .cost import flops
 from .mapped import Mapped, Whole
-from .trace import Equation, Literal, Program, Variable, drop_dead, flatten
+from .trace import (
+    Atom,
+    Builder,
+    Equation,
+    Literal,
+    Program,
+    Variable,
+    drop_dead,
+    flatten,
+)
+
+_REPLICATED = PartitionSpec()
 
 
 def unmapped(program: Program, merge: bool = True) -> Program:
-    """The program of one device, if a `jax.shard_map` is in it; else the program.
+    """The program of one device, if `jax.shard_map`s do the work; else the program.
 
     Args:
       program: the traced step.
       merge: False leaves equal equations apart.
     """
-    equation = _map_in(program)
-    if equation is None:
-        return program
-    params = equation.params
-    body = jexc.ClosedJaxpr(  # pyright: ignore[reportPrivateImportUsage]
-        params["jaxpr"], ()
-    )
-    found = flatten(body, [False] * len(equation.inputs), merge, program.rules)
-    inside: dict[Variable, Variable] = {}
-    spec_of: dict[Variable, Any] = {}
-    captured = []
-    for atom, ours, spec in zip(
-        equation.inputs, found.arguments, params["in_specs"], strict=True
-    ):
-        if isinstance(atom, Literal):
-            captured.append((ours, atom.val))
-        else:
-            inside[atom], spec_of[atom] = ours, spec
-    captured += [(inside[v], value) for v, value in program.constants if v in inside]
-    fixed = {*program.arguments, *(v for v, _ in program.constants)}
-    made = tuple(v for v in inside if v not in fixed)
-    before = replace(program, outputs=made)
-    after = replace(
-        program,
-        arguments=(*program.arguments, *equation.outputs),
-        equations=tuple(e for e in program.equations if e is not equation),
-    )
-    sources, avals, local = (*program.arguments, *made), list(found.avals), []
-    for v in sources:
-        if v not in inside:
-            inside[v] = len(avals)
-            avals.append(program.avals[v])
-        local.append(inside[v])
-    reads = tuple(k for k, v in enumerate(sources) if v in spec_of)
-    mapped = Mapped(
-        params["mesh"],
-        reads,
-        tuple(spec_of[sources[k]] for k in reads),
-        tuple(params["out_specs"]),
-        params["check_vma"],
-        _whole(before) if made else None,
-        None if program.outputs == equation.outputs else _whole(after),
-    )
-    return replace(
-        found,
-        arguments=tuple(local),
-        constants=(*found.constants, *captured),
-        avals=tuple(avals),
-        donated=(*program.donated, *(False for _ in made)),
-        mapped=mapped,
-    )
-
-
-def _map_in(program: Program) -> Equation | None:
-    """The only `jax.shard_map` of a step, if it is over all axes and does the work."""
     maps = [e for e in program.equations if e.primitive.name == "shard_map"]
-    if len(maps) != 1:
-        return None
-    (equation,) = maps
-    params = equation.params
-    outside = [e for e in program.equations if e is not equation]
-    work = sum(flops(e, program.avals) for e in outside)
-    constant = {v for v, _ in program.constants}
-    inputs = [a for a in equation.inputs if not isinstance(a, Literal)]
-    is_plain = (
-        params["newly_manual_axes"] == frozenset(params["mesh"].axis_names)
-        # What is outside may be computed before the map and after it.
-        and not any(e.effects for e in outside)
-        and work <= flops(equation, program.avals)
-        and len(set(inputs)) == len(inputs)
-        # What is captured must be the same on every device.
-        and all(
-            spec == PartitionSpec()
-            for atom, spec in zip(equation.inputs, params["in_specs"], strict=True)
-            if isinstance(atom, Literal) or atom in constant
-        )
+    outside = [e for e in program.equations if e.primitive.name != "shard_map"]
+    if not maps or not _do_the_work(program, maps, outside):
+        return program
+    try:
+        inside = _Inside(program, maps, merge)
+    except _CannotJoin:
+        return program
+    made = tuple(v for v in inside.sources if v not in program.arguments)
+    before = replace(program, equations=tuple(outside), outputs=made)
+    after = replace(before, outputs=program.outputs)
+    after = replace(after, equations=tuple(drop_dead(outside, program.outputs)))
+    read = {v for e in after.equations for v in e.variables} | set(_variables(program))
+    results = tuple(v for e in maps for v in e.outputs if v in read)
+    after = replace(after, arguments=(*program.arguments, *results))
+    sources = (*program.arguments, *made)
+    reads = tuple(k for k, v in enumerate(sources) if v in inside.sources)
+    mapped = Mapped(
+        maps[0].params["mesh"],
+        reads,
+        tuple(inside.spec_of[sources[k]] for k in reads),
+        tuple(inside.spec_of[v] for v in results),
+        maps[0].params["check_vma"],
+        _whole(before) if made else None,
+        None if program.outputs == results else _whole(after),
     )
-    return equation if is_plain else None
+    return inside.program(sources, results, mapped)
+
+
+class _CannotJoin(Exception):
+    """What connects the maps is not one array per device."""
+
+
+class _Inside:
+    """What several maps do on one device, one after the other.
+
+    Attributes:
+      sources: whole arrays that the maps read, in the order they are first read.
+      spec_of: how each of these, and of the maps' results, is split.
+    """
+
+    def __init__(self, program: Program, maps: list[Equation], merge: bool) -> None:
+        self._whole = program
+        self._builder = Builder(merge, program.rules)
+        self._local: dict[Variable, Atom] = {}
+        self._constant = dict(program.constants)
+        self.sources: dict[Variable, None] = {}
+        self.spec_of: dict[Variable, Any] = {}
+        self._of_maps: set[Variable] = set()
+        wanted = {v for e in maps[1:] for v in e.variables}
+        between = set(map(id, _between(program, maps, wanted)))
+        for equation in program.equations:
+            if equation in maps:
+                self._inline(equation)
+            elif id(equation) in between:
+                self._push(equation)
+
+    def program(
+        self, sources: Sequence[Variable], results: Sequence[Variable], mapped: Mapped
+    ) -> Program:
+        """All of it, of the sources; those that no map reads are never read."""
+        whole, builder = self._whole, self._builder
+        for v in sources:
+            if v not in self._local:
+                self._local[v] = builder.new(whole.avals[v])
+        outputs = tuple(self._local[v] for v in results)
+        missing = len(sources) - len(whole.arguments)
+        return Program(
+            tuple(self._local[v] for v in sources),  # type: ignore[arg-type]
+            tuple(builder.constants),
+            tuple(drop_dead(builder.equations, outputs)),
+            outputs,
+            tuple(builder.avals),
+            (*whole.donated, *(False for _ in range(missing))),
+            rules=whole.rules,
+            mapped=mapped,
+        )
+
+    def _inline(self, equation: Equation) -> None:
+        params = equation.params
+        body = params["jaxpr"]
+        arguments = [
+            self._argument(atom, invar.aval, spec)
+            for atom, invar, spec in zip(
+                equation.inputs, body.invars, params["in_specs"], strict=True
+            )
+        ]
+        stack = source_info_util.new_name_stack()
+        results = self._builder.inline(body, (), arguments, stack, None)
+        self._local |= zip(equation.outputs, results, strict=True)
+        self.spec_of |= zip(equation.outputs, params["out_specs"], strict=True)
+        self._of_maps |= set(equation.outputs)
+
+    def _argument(self, atom: Atom, aval: Any, spec: Any) -> Atom:
+        if isinstance(atom, Literal) or atom in self._constant:
+            # What is captured must be the same on every device.
+            _join(spec == _REPLICATED)
+            is_literal = isinstance(atom, Literal)
+            return atom if is_literal else self._builder.constant(self._constant[atom])
+        if atom not in self._local:
+            _join(atom not in self._of_maps)
+            self._local[atom] = self._builder.new(aval)
+            self.sources[atom] = None
+            self.spec_of[atom] = spec
+        ours = self._local[atom]
+        own = ours.aval if isinstance(ours, Literal) else self._builder.avals[ours]
+        _join(self.spec_of[atom] == spec and str(own) == str(aval))
+        return ours
+
+    def _push(self, equation: Equation) -> None:
+        """Takes in what is computed between two maps, of what no device has alone."""
+        inputs = []
+        for atom in equation.inputs:
+            is_known = isinstance(atom, Literal) or atom in self._local
+            _join(is_known)
+            if not isinstance(atom, Literal):
+                _join(self.spec_of[atom] == _REPLICATED)
+                inputs.append(self._local[atom])
+            else:
+                inputs.append(atom)
+        outputs = tuple(
+            self._builder.new(self._whole.avals[v]) for v in equation.outputs
+        )
+        taken = replace(equation, inputs=tuple(inputs), outputs=outputs)
+        self._builder.equations.append(taken)
+        self._local |= zip(equation.outputs, outputs, strict=True)
+        self.spec_of |= dict.fromkeys(equation.outputs, _REPLICATED)
+
+
+def _join(can: bool) -> None:
+    if not can:
+        raise _CannotJoin
+
+
+def _do_the_work(
+    program: Program, maps: list[Equation], outside: list[Equation]
+) -> bool:
+    """Whether maps over all axes of one mesh do most of the arithmetic."""
+    mesh, checks = maps[0].params["mesh"], maps[0].params["check_vma"]
+    work = [sum(flops(e, program.avals) for e in some) for some in (maps, outside)]
+    return (
+        all(e.params["mesh"] == mesh and e.params["check_vma"] == checks for e in maps)
+        and all(
+            e.params["newly_manual_axes"] == frozenset(mesh.axis_names) for e in maps
+        )
+        # What is outside may be computed before the maps and after them.
+        and not any(e.effects for e in outside)
+        and work[0] >= work[1]
+    )
+
+
+def _between(
+    program: Program, maps: list[Equation], wanted: set[Variable]
+) -> list[Equation]:
+    """Equations that maps need, and that need results of maps."""
+    made = {v for e in maps for v in e.outputs}
+    late = []
+    for equation in program.equations:
+        if equation not in maps and made.intersection(equation.variables):
+            made |= set(equation.outputs)
+            late.append(equation)
+    found = []
+    for equation in reversed(late):
+        if wanted.intersection(equation.outputs):
+            wanted = wanted | set(equation.variables)
+            found.append(equation)
+    return found[::-1]
+
+
+def _variables(program: Program) -> list[Variable]:
+    return [a for a in program.outputs if not isinstance(a, Literal)]
 
 
 def _whole(program: Program) -> Whole:
