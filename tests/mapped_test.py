@@ -1,9 +1,5 @@
 """Steps inside `jax.shard_map`, over 8 CPU devices, in a process that has so many."""
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -13,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import coop_jax
+from tests.eight_devices import rows_of
 
 WORKER = textwrap.dedent(
     """
@@ -196,20 +193,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("mapped")
-    (directory / "worker.py").write_text(WORKER)
-    flags = "--xla_force_host_platform_device_count=8"
-    found = subprocess.run(
-        [sys.executable, "worker.py", *CASES],
-        cwd=directory,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    lines = [line for line in found.stdout.splitlines() if line.startswith("row ")]
-    return dict(json.loads(line[4:]) for line in lines)
+    return rows_of(WORKER, CASES, tmp_path_factory.mktemp("mapped"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,12 +1,10 @@
 """Steps partitioned over 8 CPU devices, in a process that has so many."""
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests.eight_devices import rows_of
 
 WORKER = textwrap.dedent(
     """
@@ -103,19 +101,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    script = tmp_path_factory.mktemp("sharded") / "worker.py"
-    script.write_text(WORKER)
-    flags = "--xla_force_host_platform_device_count=8"
-    found = subprocess.run(
-        [sys.executable, str(script), *CASES],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    lines = [line for line in found.stdout.splitlines() if line.startswith("row ")]
-    return dict(json.loads(line[4:]) for line in lines)
+    return rows_of(WORKER, CASES, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -138,14 +138,11 @@ def flat_step(
     program = pinned(flatten(traced.jaxpr, donated, rules=rules))
     abstract = tuple(_abstract(leaf) for leaf in leaves)
     platform = _platform(leaves)
-    mapped = unmapped(program)
-    if mapped.mapped is not None:
-        program = pinned(mapped)
-        abstract = mapped.mapped.placed(abstract)
-    # A map says how its arrays are split.
-    is_mapped = mapped.mapped is not None
-    options = {} if is_mapped else _sharding_options(traced, program, platform)
-    if options:
+    inside, options = unmapped(program), {}
+    if inside.mapped is not None:
+        # A map says how its arrays are split.
+        program, abstract = pinned(inside), inside.mapped.placed(abstract)
+    elif options := _sharding_options(traced, program, platform):
         program = replace(program, **_partitioned(program, options))
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)

@@ -20,7 +20,6 @@ from .._loops.loop_report import BodyPlan
 from .._loops.loops import scan_with
 from .._loops.scan_emit import rewrite
 from .._planning.buffer_assignment import assign, schedule_buffers
-from .._planning.planned import Planned
 from .._planning.planner import Effort, plan, smallest
 from .._planning.types import Problem
 from .._planning.validate import live_bytes
@@ -135,7 +134,7 @@ def _tied(
         own = _named(buffers, place)
         inside = profile(_inside(found.program, equation), own, 0, platform)
         written = found.problem.ops[op].workspace
-        plans.append(_body_plan(equation, place, inside.problem, written, own))
+        plans.append(_in_order(equation, place, inside.problem, written, own))
         # What the outer loop holds beside its working set is in its operands.
         plans += _tied(inside, buffers, place, 0, platform)
     return plans
@@ -240,29 +239,34 @@ class _BodyPlanner:
         found = profile(_inside(program, equation), own, 0, self._platform)
         room += found.relieved
         problem = self.plan_loops(found, place, times, room)
-        reached = _packed(problem)
-        planned = None
-        if reached > room:
+        in_order = _in_order(equation, place, problem, written, own)
+        chosen = in_order
+        if in_order.size > room:
             planned = plan(problem, room, self._effort, is_packed=True)
             if not planned.fits:
                 planned = smallest(problem, self._effort, is_packed=True)
-            planned = planned if planned.size < reached else None
-        found_plan = _body_plan(equation, place, problem, written, own, planned, times)
-        if planned is not None or found_plan.size < written + found.relieved:
-            self.plans.append(found_plan)
-        return found_plan.size
+            if planned.size < in_order.size:
+                extra = planned.cost - problem.cost(problem.program_order)
+                chosen = replace(
+                    in_order,
+                    size=planned.size,
+                    recomputed=sum(len(runs) > 1 for runs in planned.positions),
+                    positions=planned.positions,
+                    cost=times * extra,
+                )
+        if chosen is not in_order or in_order.size < written + found.relieved:
+            self.plans.append(chosen)
+        return chosen.size
 
 
-def _body_plan(
+def _in_order(
     equation: Equation,
     place: Place,
     problem: Problem,
     written: int,
     buffers: tuple[OwnedBuffer, ...],
-    planned: Planned | None = None,
-    times: int = 0,
 ) -> BodyPlan:
-    """The plan of a body; without one, its operations in order, each once.
+    """The plan of a body that runs its operations in order, each once.
 
     Args:
       equation: the loop.
@@ -270,21 +274,16 @@ def _body_plan(
       problem: of the body.
       written: bytes that XLA gave the body as written.
       buffers: what XLA gave its equations.
-      planned: for the problem.
-      times: how often the body runs in a step.
     """
-    once = problem.program_order
-    positions = planned.positions if planned else tuple((k,) for k in once)
-    extra = planned.cost - problem.cost(once) if planned else 0.0
     return BodyPlan(
         place,
         equation.location,
         equation.params["length"],
-        planned.size if planned else _packed(problem),
+        _packed(problem),
         written,
-        sum(len(runs) > 1 for runs in positions),
-        positions,
-        times * extra,
+        0,
+        tuple((k,) for k in problem.program_order),
+        0.0,
         buffers,
     )
 

@@ -46,10 +46,10 @@ def unmapped(program: Program, merge: bool = True) -> Program:
     except _CannotJoin:
         return program
     made = tuple(v for v in inside.sources if v not in program.arguments)
-    before = replace(program, equations=tuple(outside), outputs=made)
-    after = replace(before, outputs=program.outputs)
-    after = replace(after, equations=tuple(drop_dead(outside, program.outputs)))
-    read = {v for e in after.equations for v in e.variables} | set(_variables(program))
+    before = replace(program, equations=_needed(outside, made), outputs=made)
+    after = replace(program, equations=_needed(outside, program.outputs))
+    read = {v for e in after.equations for v in e.variables}
+    read |= {a for a in program.outputs if not isinstance(a, Literal)}
     results = tuple(v for e in maps for v in e.outputs if v in read)
     after = replace(after, arguments=(*program.arguments, *results))
     sources = (*program.arguments, *made)
@@ -150,13 +150,10 @@ class _Inside:
         """Takes in what is computed between two maps, of what no device has alone."""
         inputs = []
         for atom in equation.inputs:
-            is_known = isinstance(atom, Literal) or atom in self._local
-            _join(is_known)
             if not isinstance(atom, Literal):
-                _join(self.spec_of[atom] == _REPLICATED)
-                inputs.append(self._local[atom])
-            else:
-                inputs.append(atom)
+                _join(self.spec_of.get(atom) == _REPLICATED)
+                atom = self._local[atom]
+            inputs.append(atom)
         outputs = tuple(
             self._builder.new(self._whole.avals[v]) for v in equation.outputs
         )
@@ -176,15 +173,19 @@ def _do_the_work(
 ) -> bool:
     """Whether maps over all axes of one mesh do most of the arithmetic."""
     mesh, checks = maps[0].params["mesh"], maps[0].params["check_vma"]
-    work = [sum(flops(e, program.avals) for e in some) for some in (maps, outside)]
+    mapped, beside = (
+        sum(flops(e, program.avals) for e in some) for some in (maps, outside)
+    )
     return (
-        all(e.params["mesh"] == mesh and e.params["check_vma"] == checks for e in maps)
-        and all(
-            e.params["newly_manual_axes"] == frozenset(mesh.axis_names) for e in maps
+        all(
+            e.params["mesh"] == mesh
+            and e.params["check_vma"] == checks
+            and e.params["newly_manual_axes"] == frozenset(mesh.axis_names)
+            for e in maps
         )
         # What is outside may be computed before the maps and after them.
         and not any(e.effects for e in outside)
-        and work[0] >= work[1]
+        and mapped >= beside
     )
 
 
@@ -206,15 +207,12 @@ def _between(
     return found[::-1]
 
 
-def _variables(program: Program) -> list[Variable]:
-    return [a for a in program.outputs if not isinstance(a, Literal)]
+def _needed(equations: list[Equation], outputs: Sequence[Atom]) -> tuple[Equation, ...]:
+    return tuple(drop_dead(equations, outputs))
 
 
 def _whole(program: Program) -> Whole:
-    """The program as a function, without what its outputs do not need."""
-    needed = drop_dead(list(program.equations), program.outputs)
-    short = replace(program, equations=tuple(needed))
-    return lambda *values: short.evaluate(values)
+    return lambda *values: program.evaluate(values)
 
 
 def retraced(program: Program, run: Callable[..., list[Any]]) -> Program:
