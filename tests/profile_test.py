@@ -59,6 +59,24 @@ def test_an_elementwise_chain_is_one_op() -> None:
     assert add.in_place == ((add.inputs[0], add.outputs[0]),)
 
 
+def test_nothing_overwrites_what_xla_wrote_in_another_shape() -> None:
+    images, by_one = float32(2, 8, 8, 16), float32(1, 1, 16, 16)
+
+    def convolved(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        for _ in range(2):
+            y = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=layout
+            )
+            x = jnp.tanh(y + jnp.sum(y))
+        return x @ kernel[0, 0]
+
+    # A window of one element is a product of matrices: pixels by channels.
+    found, _, memory = profiled(convolved, images, by_one)
+    assert not any(op.in_place for op in found.problem.ops)
+    assert memory.temp >= 2 * 2 * 8 * 8 * 16 * 4
+
+
 def test_a_loop_is_an_op_of_its_own_though_a_sum_lies_in_its_place() -> None:
     def looped(x, w):
         y = jnp.tanh(x)

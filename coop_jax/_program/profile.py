@@ -309,10 +309,18 @@ class _ProblemBuilder:
             if source in graph.producer
             # XLA lets nothing take over what shares its bytes with a call's operand.
             and graph.producer[source] not in self.programs
+            and not self._is_viewed(source)
             and target not in graph.outputs
             and nbytes(avals[source]) == nbytes(avals[target])
             and avals[source].dtype == avals[target].dtype
         )
+
+    def _is_viewed(self, source: Variable) -> bool:
+        """Whether XLA wrote the value in another shape than it is read in."""
+        size = self.graph.bytes(source)
+        written = self.owned.get(self.graph.producer[source], ())
+        results = [b for b in written if b.origin == "equation" and b.size == size]
+        return bool(results) and all(b.is_viewed for b in results)
 
     def _overwritable(self, program: InplaceProgram, equation: Equation):
         """What the result of an in-place call may overwrite."""
