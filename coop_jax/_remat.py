@@ -10,6 +10,7 @@ import jax.extend.core as jexc
 from jax.core import Tracer
 
 from ._budget import BudgetLike, parse_budget
+from ._dispatch import Signature, Signatures
 from ._fitting.compile import FlatStep, flat_step, shortened
 from ._fitting.fit import Request, cache_at, fit
 from ._fitting.saved import Fitted
@@ -63,8 +64,8 @@ def remat(
 
     Args:
       fun: the training step: a plain function, or one already under `jax.jit`, whose
-        donation, static arguments and shardings are kept. Without it, returns a
-        decorator.
+        donation, static arguments and shardings are kept. One that `remat` returned
+        is planned anew as it was written. Without it, returns a decorator.
       budget: bytes per device for arguments, outputs and temporaries together, as XLA's
         `memory_analysis()` gives them (`argument + output - alias + temp`): an int,
         `"12GiB"` or `"800MB"`, a float in (0, 1] as a share of what the step takes as
@@ -149,6 +150,8 @@ def remat(
             f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
             "`coop_jax.remat(train_step, budget)`."
         )
+    if isinstance(fun, Rematerialized):
+        fun = fun._jitted
     if not isinstance(fun, jax.stages.Wrapped):
         jitted: Any = jax.jit(fun, **jit_options)
     elif jit_options:
@@ -193,16 +196,27 @@ class Rematerialized:
         self._jitted = jitted
         self._request = request
         self._fitted: dict[Any, Fitted] = {}
+        self._signatures = Signatures()
+        self._known: dict[Signature, tuple[Fitted, Any]] = {}
         functools.update_wrapper(self, jitted, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step; plans first if these shapes are new."""
+        leaves = jax.tree.leaves((args, kwargs))
+        signature = self._signatures.of(args, kwargs, leaves)
+        if signature in self._known:
+            fitted, out_tree = self._known[signature]
+            return jax.tree.unflatten(out_tree, _run(fitted, leaves))
+        given = len(leaves)
         traced, leaves = trace_step(self._jitted, args, kwargs)
         fitted = self._fit(traced, leaves)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = _call_traced(fitted, leaves)
         else:
             flat = _run(fitted, leaves)
+        # Beside static arguments a signature does not say enough.
+        if signature is not None and len(leaves) == given:
+            self._known[signature] = fitted, traced.out_tree
         return jax.tree.unflatten(traced.out_tree, flat)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -271,11 +285,20 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
     except Exception as error:
         error.add_note(_TRACING)
         raise
-    if not hasattr(traced, "args_info"):
+    if not hasattr(type(traced), "args_info"):
         raise TypeError(
             f"{type(jitted).__name__} is not a function of `jax.jit`. Pass "
             "the function beneath it, with its state split into arrays."
         )
+    try:
+        _ = traced.args_info
+    except Exception as error:
+        raise TypeError(
+            "an argument's pytree node takes nothing but arrays for its leaves: "
+            f"{error} `coop_jax` is built on `jax.jit(step).lower(...)`, which cannot "
+            "take it either. Pass its arrays, and make the node inside the step; or "
+            "let its class accept any leaf, as JAX asks of pytrees."
+        ) from error
     return traced, dynamic_leaves(traced, args, kwargs)
 
 

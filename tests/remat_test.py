@@ -516,6 +516,30 @@ def test_the_budget_of_an_outer_remat_holds() -> None:
     assert_same(outer(weights, x), jax.jit(train_step)(weights, x))
 
 
+def test_a_planned_step_is_planned_anew_as_it_was_written() -> None:
+    again = coop_jax.remat(planned("min"), 0.8)
+    expected = planned(0.8).plan(*ABSTRACT)
+    assert again.plan(*ABSTRACT).fingerprint == expected.fingerprint
+
+
+def test_a_node_that_takes_only_arrays_is_named_as_the_cause() -> None:
+    @jax.tree_util.register_pytree_node_class
+    class Strict:
+        def __init__(self, scale: Any):
+            self.scale = jnp.asarray(scale)
+
+        def tree_flatten(self) -> tuple:
+            return (self.scale,), None
+
+        @classmethod
+        def tree_unflatten(cls, _: None, children: tuple) -> "Strict":
+            return cls(*children)
+
+    step = coop_jax.remat(lambda strict: strict.scale * 2, "1GiB")
+    with pytest.raises(TypeError, match="nothing but arrays for its leaves: .*ArgInfo"):
+        step(Strict(1.0))
+
+
 def test_gradients_of_a_planned_function_are_those_of_the_function() -> None:
     # `custom_vjp` must not be lost on the way.
     @jax.custom_vjp

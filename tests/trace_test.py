@@ -102,6 +102,17 @@ def test_a_barrier_of_the_user_stays() -> None:
     ]
 
 
+def test_a_barrier_holds_no_literals() -> None:
+    def held(x):
+        x, half = lax.optimization_barrier((x * 2, 0.5))
+        return x * half, half
+
+    program = flat(held, X)
+    assert names(program) == ["mul", "barrier", "convert_element_type", "mul"]
+    assert len(program.equations[1].inputs) == 1
+    assert isinstance(program.outputs[1], Literal)
+
+
 def test_equal_equations_are_merged() -> None:
     program = flat(lambda x: (jnp.sin(x) + 1) * (jnp.sin(x) + 1), X)
     assert names(program) == ["sin", "add", "mul"]

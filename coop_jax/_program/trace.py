@@ -41,6 +41,7 @@ _INLINED_BODY = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
@@ -278,9 +279,10 @@ class Builder:
         key = _merge_key(eqn, inputs) if self.merge else None
         if key is not None and key in self._seen:
             return self._seen[key]
+        if eqn.primitive.name == "optimization_barrier":
+            return self._barrier(eqn, inputs, scope, source)
         outputs = tuple(self.new(v.aval) for v in eqn.outvars)
-        is_barrier = eqn.primitive.name == "optimization_barrier"
-        self._push(eqn, inputs, outputs, scope, source, is_barrier)
+        self._push(eqn, inputs, outputs, scope, source, False)
         if key is not None:
             self._seen[key] = outputs
         return outputs
@@ -294,6 +296,10 @@ class Builder:
         is_differentiated = eqn.params.get("differentiated", False)
         if self.rules.override_checkpoint or not (is_differentiated and has_barrier):
             return inputs
+        return self._barrier(eqn, inputs, scope, source)
+
+    def _barrier(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any):
+        """Holds the variables; literals need no holding."""
         variables = tuple(a for a in inputs if not isinstance(a, Literal))
         outputs = tuple(self.new(self.avals[v]) for v in variables)
         self._push(eqn, variables, outputs, scope, source, True)

@@ -1,0 +1,96 @@
+"""Calls that are like an earlier one run what that one planned, without tracing."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coop_jax
+from coop_jax import _remat
+
+
+@pytest.fixture(name="traced")
+def fixture_traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Arguments of the calls that are traced."""
+    calls: list[tuple] = []
+    trace = _remat.trace_step
+
+    def recorded(jitted: Any, args: tuple, kwargs: dict) -> Any:
+        calls.append(args)
+        return trace(jitted, args, kwargs)
+
+    monkeypatch.setattr(_remat, "trace_step", recorded)
+    return calls
+
+
+def scaled(tree: dict, by: Any = 2.0) -> dict:
+    return jax.tree.map(lambda x: x * by, tree)
+
+
+TREE = {"a": jnp.arange(4.0), "b": (jnp.ones((2, 3)), None)}
+
+
+def test_a_call_like_the_last_is_not_traced(traced: list[tuple]) -> None:
+    step = coop_jax.remat(scaled, "1GiB")
+    once = step(TREE)
+    again = step(once)
+    assert len(traced) == 1
+    np.testing.assert_array_equal(again["a"], 4 * TREE["a"])
+    assert again["b"][1] is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": jnp.arange(5.0), "b": (jnp.ones((2, 3)), None)},
+        {"a": jnp.arange(4), "b": (jnp.ones((2, 3)), None)},
+        {"a": jnp.arange(4.0), "b": [jnp.ones((2, 3)), None]},
+        {"a": 3.0, "b": (jnp.ones((2, 3)), None)},
+    ],
+    ids=["shape", "type", "structure", "weak type"],
+)
+def test_a_call_unlike_the_last_is(other: dict, traced: list[tuple]) -> None:
+    step = coop_jax.remat(scaled, "1GiB")
+    step(TREE)
+    found, expected = step(other), jax.jit(scaled)(other)
+    assert len(traced) == 2
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.weak_type) == (b.dtype, b.weak_type)
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_setting_that_jax_compiles_by_is_looked_at(traced: list[tuple]) -> None:
+    step = coop_jax.remat(lambda x: x @ x, "1GiB")
+    step(jnp.ones((2, 2)))
+    with jax.default_matmul_precision("float32"):
+        step(jnp.ones((2, 2)))
+    step(jnp.ones((2, 2)))
+    assert len(traced) == 2
+
+
+def test_static_arguments_count_by_their_value() -> None:
+    step = coop_jax.remat(scaled, "1GiB", static_argnames="by")
+    for by in (2, 3, 2):
+        np.testing.assert_array_equal(step(TREE, by=by)["a"], by * TREE["a"])
+    positional = coop_jax.remat(jax.jit(scaled, static_argnums=1), "1GiB")
+    for by in (2, 3, 2):
+        np.testing.assert_array_equal(positional(TREE, by)["a"], by * TREE["a"])
+
+
+def test_strings_may_be_static() -> None:
+    def signed(x, sign):
+        return -x if sign == "minus" else x
+
+    step = coop_jax.remat(signed, "1GiB", static_argnums=1)
+    for sign, expected in (("plus", 1), ("minus", -1), ("plus", 1)):
+        assert step(jnp.ones(()), sign) == expected
+
+
+def test_inside_a_trace_every_call_is_part_of_it() -> None:
+    step = coop_jax.remat(scaled, "1GiB")
+    step(TREE)
+    np.testing.assert_array_equal(jax.jit(step)(TREE)["a"], 2 * TREE["a"])
+    np.testing.assert_array_equal(step(TREE)["a"], 2 * TREE["a"])
