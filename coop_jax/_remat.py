@@ -150,17 +150,16 @@ def remat(
             f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
             "`coop_jax.remat(train_step, budget)`."
         )
-    if isinstance(fun, Rematerialized):
-        fun = fun._jitted
-    if not isinstance(fun, jax.stages.Wrapped):
-        jitted: Any = jax.jit(fun, **jit_options)
+    written: Any = fun._jitted if isinstance(fun, Rematerialized) else fun
+    if not isinstance(written, jax.stages.Wrapped):
+        jitted: Any = jax.jit(written, **jit_options)
     elif jit_options:
         raise TypeError(
             f"{', '.join(jit_options)}: `{getattr(fun, '__name__', 'the step')}` is "
             "already under `jax.jit`, whose options are kept; give them there."
         )
     else:
-        jitted = fun
+        jitted = written
     effort = Effort(time_limit=time_limit)
     cache = cache_at(cache_dir)
     request = Request(

@@ -536,7 +536,7 @@ def test_a_node_that_takes_only_arrays_is_named_as_the_cause() -> None:
             return cls(*children)
 
     step = coop_jax.remat(lambda strict: strict.scale * 2, "1GiB")
-    with pytest.raises(TypeError, match="nothing but arrays for its leaves: .*ArgInfo"):
+    with pytest.raises(TypeError, match=r"takes nothing but arrays .*ArgInfo"):
         step(Strict(1.0))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from .._planning.types import Problem
 from .compile import FlatStep
 
-_PLANNED_WHOLE = ("while", "cond", "shard_map")
+_PLANNED_WHOLE = ("custom_linear_solve", "scan", "while", "cond", "shard_map")
 
 
 def advise(
@@ -36,8 +36,9 @@ def advise(
                 "take the loss inside, over all axes of its mesh",
             )
         else:
-            what, remedy = "A loop or branch", "put `jax.checkpoint` around its body"
+            what = "A loop, branch or solver"
+            remedy = "apply `jax.checkpoint` to what is differentiated inside"
         yield (
-            f"{what} takes {largest:,} bytes inside and is planned as one "
-            f"operation: {remedy}."
+            f"{what} takes {largest:,} bytes inside, and planning cannot make it "
+            f"less: {remedy}."
         )

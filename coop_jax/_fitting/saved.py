@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import PlanError
+from .._loops.body_plans import with_bodies
 from .._loops.loop_sites import rewritten
 from .._measure import memory_use
 from .._native.inplace import why_unavailable
@@ -17,7 +18,6 @@ from .._plan import Plan
 from .._planning.types import Problem
 from .._program.origin import differences, origin_of
 from .._program.profile import profile, scope
-from .._program.regions import with_bodies
 from .compile import FlatStep
 from .emit import emit
 

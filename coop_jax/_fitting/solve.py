@@ -26,7 +26,7 @@ from .._plan import Plan, fingerprint
 from .._planning.buffer_assignment import assign, schedule_buffers
 from .._planning.planner import Effort, Planned, Positions
 from .._planning.policies import PLANNERS
-from .._planning.types import Problem, Schedule
+from .._planning.types import OpId, Problem, Schedule
 from .._planning.validate import live_bytes, live_ranges
 from .._program.cost import program_flops
 from .._program.origin import origin_of
@@ -370,13 +370,28 @@ class Workbench:
         problem = floor.profile.problem
         alive = live_bytes(problem, floor.schedule)
         peak = max(range(len(alive)), key=alive.__getitem__, default=0)
-        buffers = [
-            (problem.values[v].name.partition(" at ")[0], problem.values[v].size,
-             problem.values[v].name.partition(" at ")[2])
+        held = [
+            (problem.values[v].name, problem.values[v].size)
             for v, where in live_ranges(problem, floor.schedule)
             if where.start <= peak < where.end and problem.values[v].size
-        ]  # fmt: skip
+        ]
+        running = floor.schedule[peak : peak + 1]
+        held += [
+            (f"inside {_first_name(problem, op)}", problem.ops[op].workspace)
+            for op in running
+            if problem.ops[op].workspace
+        ]
+        buffers = [
+            (name.partition(" at ")[0], size, name.partition(" at ")[2])
+            for name, size in held
+        ]
         fixed, most = self.unplanned.fixed, alive[peak] if alive else 0
         advice = list(advise(self.step, self.problem, fixed, budget, most))
         plan = self.describe(floor, budget)
         return BudgetError(budget, floor.memory.total, buffers, advice, plan)
+
+
+def _first_name(problem: Problem, op: OpId) -> str:
+    """Of what an op computes: `primitive at location`."""
+    outputs = problem.ops[op].outputs
+    return problem.values[outputs[0]].name if outputs else problem.ops[op].name

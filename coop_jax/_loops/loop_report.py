@@ -51,12 +51,13 @@ class LoopPlan:
 
 @dataclass(frozen=True, slots=True)
 class BodyPlan:
-    """In which order the body of one loop runs.
+    """In which order the body of one loop, or a branch, runs.
 
     Attributes:
-      place: of the loop, in the program with its `LoopPlan`s carried out.
+      place: of the loop, in the program with its `LoopPlan`s carried out; the number of
+        a `cond` is followed by that of its branch.
       name: the user's `file:line (function)`.
-      length: iterations.
+      length: iterations; 1 for a branch, and for a `while`, whose number is not known.
       size: bytes that an iteration takes, as planned.
       written: bytes that an iteration takes as it was traced, its `LoopPlan`s apart.
       recomputed: operations of one iteration that run again.
@@ -80,7 +81,9 @@ class BodyPlan:
     buffers: tuple[OwnedBuffer, ...] = field(repr=False)
 
     def __str__(self) -> str:
+        who = "it takes" if self.length == 1 else f"{self.length} iterations take"
+        each = "" if self.length == 1 else " each"
         return (
-            f"{self.length} iterations take {format_bytes(self.size)} each instead of "
+            f"{who} {format_bytes(self.size)}{each} instead of "
             f"{format_bytes(self.written)}; {self.recomputed} operations run again"
         )

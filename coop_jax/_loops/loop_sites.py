@@ -6,15 +6,16 @@ its forward scan among the equations of the body it is in, after the numbers of 
 loops around it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from .._errors import PlanError
 from .._program.cost import RATES, DeviceRates, nbytes
 from .._program.pins import pinned
 from .._program.profile import names_inside
 from .._program.trace import Equation, Program, flatten
+from .bodies import Body, run_with
 from .loop_plan import PairChoices, Variant
 from .loop_report import LoopPlan
 from .scan_emit import Rewriting, rewrite
@@ -194,9 +195,12 @@ def _rewritten(program: Program, rewritings: Mapping[Place, Rewriting]) -> Progr
         k: _rewritten(_inside(program, program.equations[k]), deeper)
         for k, deeper in inside.items()
     }
-    functions = {k: _on_flat(body) for k, body in bodies.items()}
-    return rewrite(program, here, functions)
+    loops = {
+        k: partial(run_with, program.equations[k], [_on_flat(body)])
+        for k, body in bodies.items()
+    }
+    return rewrite(program, here, loops)
 
 
-def _on_flat(body: Program) -> Callable[..., list[Any]]:
+def _on_flat(body: Program) -> Body:
     return lambda *values: body.evaluate(values)

@@ -33,15 +33,8 @@ from .._planning.planner import Effort
 from .._planning.validate import live_bytes
 from .._program.cost import program_flops
 from .._program.origin import origin_of
-from .._program.regions import (
-    Place,
-    communicating,
-    is_over_inside,
-    most_outside,
-    plan_bodies,
-    tie_bodies,
-    with_bodies,
-)
+from .._program.regions import Place, communicating, is_over_inside, most_outside
+from .body_plans import plan_bodies, tie_bodies, with_bodies
 from .loop_plan import Variant, choose
 from .loop_report import BodyPlan
 from .loop_rewriting import Rewritten
@@ -206,21 +199,22 @@ class LoopWorkbench:
 
     def _approach_inside(self, room: int, effort: Effort) -> None:
         """Plans the bodies of loops, aiming lower by what XLA was over."""
-        written, aim = self._rewrite([]), room
+        written, aim, push = self._rewrite([]), room, 1
         most = self.compiles + _MOST_COMPILES
         while self.compiles < most and aim > 0:
-            known = self.compiles
             bodies = self._plan_bodies(written, self.unplanned.temp, aim, effort)
             if not bodies:
                 return
             bench = self._with_bodies(written, bodies).bench
-            if bench.unplanned.temp <= room or self.compiles == known:
+            if bench.unplanned.temp <= room:
                 return
             if most_outside(bench.profile) > room:
                 with contextlib.suppress(BudgetError):
                     bench.fit(room + self.unplanned.fixed, effort)
                 return
-            aim -= bench.unplanned.temp - room + room // 200
+            # What a body holds is in large pieces: a small step may change nothing.
+            aim -= push * (bench.unplanned.temp - room + room // 200)
+            push *= 2
 
     def _is_held_inside(self, room: int) -> bool:
         """Whether there are pairs, or a loop that alone takes more than the room."""

@@ -6,7 +6,7 @@ the loop instead, they start from a zero that the caller has tied to the loop's 
 The loop that XLA sees is otherwise the one `lax.scan` makes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._program.trace import Equation
+from .bodies import split
 
 
 def stacks(equation: Equation) -> bool:
@@ -30,9 +31,7 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
     """Runs the scan on `operands`, its stacks starting as copies of `zero`."""
     params = equation.params
     jaxpr, length = params["jaxpr"], params["length"]
-    consts, init, xs = _split(
-        operands, [len(part) for part in params["ft_in"].unpack()]
-    )
+    consts, init, xs = split(operands, [len(part) for part in params["ft_in"].unpack()])
     body = jexc.jaxpr_as_fun(jaxpr)
     carried = [_is_numeric(aval) for aval in _stacked(params)]
     first_stacks = [
@@ -75,29 +74,6 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
     ]
 
 
-def scan_with(
-    equation: Equation, operands: Sequence[Any], body: Callable[..., list[Any]]
-) -> list[Any]:
-    """Runs the scan on `operands` with another body, flat operands -> flat results."""
-    params = equation.params
-    sizes = [len(part) for part in params["ft_in"].unpack()]
-    consts, init, xs = _split(operands, sizes)
-
-    def step(carry: list[Any], rows: list[Any]) -> Any:
-        outputs = body(*consts, *carry, *rows)
-        return outputs[: len(init)], outputs[len(init) :]
-
-    carry, rows = lax.scan(
-        step,
-        init,
-        xs,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *rows]
-
-
 def varying_like(aval: Any, array: jax.Array) -> jax.Array:
     """The array, varying over those axes of `jax.shard_map` that `aval` varies over."""
     missing = _varying(aval) - _varying(jax.typeof(array))
@@ -118,11 +94,3 @@ def _stacked(params: dict[str, Any]) -> list[Any]:
 
 def _is_numeric(aval: Any) -> bool:
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-
-
-def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(list(values[start : start + size]))
-        start += size
-    return parts

@@ -27,7 +27,7 @@ from .._program.pins import pinned
 from .._program.trace import Atom, Equation, Literal, Program, Variable, read
 from .._program.unmap import retraced
 from .branches import branch_steps
-from .loops import scan_with, varying_like
+from .loops import varying_like
 from .scan_pairs import ScanPair, ScanParts
 from .scan_plan import Keeping
 from .scan_problem import BodyProblem
@@ -51,13 +51,12 @@ class Rewriting:
 def rewrite(
     program: Program,
     rewritings: Sequence[Rewriting],
-    bodies: Mapping[int, Callable[..., list[Any]]] | None = None,
+    others: Mapping[int, Callable[..., list[Any]]] | None = None,
 ) -> Program:
     """The program with these pairs rewritten.
 
     Args:
-      bodies: new bodies of scans, by equation: flat operands of one iteration -> flat
-        results.
+      others: what runs in place of other equations: operands -> results.
     """
     emissions = [_Emission(program, r) for r in rewritings]
     replaced: dict[int, Callable[[Mapping[Variable, Any]], list[Any]]] = {}
@@ -65,8 +64,8 @@ def rewrite(
         replaced[emission.pair.forward] = emission.forward
         replaced[emission.pair.backward] = emission.backward
 
-    for k, body in (bodies or {}).items():
-        replaced[k] = partial(_scan_with, program.equations[k], body)
+    for k, function in (others or {}).items():
+        replaced[k] = partial(_on_operands, program.equations[k], function)
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.arguments, values, strict=True))
@@ -94,10 +93,10 @@ def rewrite(
     return replace(found, partitions=program.partitions, sizes=sizes)
 
 
-def _scan_with(
-    equation: Equation, body: Callable[..., list[Any]], env: Mapping[Variable, Any]
+def _on_operands(
+    equation: Equation, function: Callable[..., list[Any]], env: Mapping[Variable, Any]
 ) -> list[Any]:
-    return scan_with(equation, [read(env, atom) for atom in equation.inputs], body)
+    return function(*(read(env, atom) for atom in equation.inputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
-from itertools import chain
+from itertools import chain, islice
 
 from .eviction import LOOKAHEAD
 from .library import library
@@ -37,6 +37,8 @@ _ATTEMPTS = 10
 _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
+_MUCH_LESS = 0.9
+_WAYS_TO_THE_FLOOR = 4
 _NOISY_WAYS = 12
 _ENOUGH_WAYS = 6
 _HOPELESS_WAYS = 4
@@ -197,9 +199,11 @@ def smallest(
     search = open_search(problem, problem.fixed, effort, is_packed)
     best = known or _descend(search, _least(problem))
     best = _deepen(search, dataclasses.replace(best, fits=True), effort)
+    best = _go_further(search, best, effort)
     search.pool = best.size
     # What is left of a long way down is seldom the cheapest way to be there.
-    best = _best(chain([best], _refined(search, _ways(search), effort)))
+    ways = islice(_ways(search), _WAYS_TO_THE_FLOOR)
+    best = _best(chain([best], _refined(search, ways, effort)))
     search.moves_left = search.moves
     return search.refine(best, effort)
 
@@ -215,6 +219,18 @@ def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
         if not reached.fits:
             break
         best = reached
+    return best
+
+
+def _go_further(search: AnySearch, best: Planned, effort: Effort) -> Planned:
+    """Starts afresh for much less: small steps from one schedule end in a corner."""
+    for _ in range(_ATTEMPTS):
+        search.pool = int(best.size * _MUCH_LESS)
+        fresh = _refined(search, _ways(search), effort)
+        reached = next((found for found in fresh if found.fits), None)
+        if reached is None:
+            break
+        best = _deepen(search, reached, effort)
     return best
 
 

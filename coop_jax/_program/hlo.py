@@ -92,9 +92,9 @@ class OwnedBuffer:
         equation to read (a copy of an argument in another layout). "constants": XLA
         made it up from constants alone; no order keeps it from living all the time.
         One that several equations read is listed once for each.
-      is_viewed: everything that reads it reads a view of it (its bytes in another shape,
-        or one result of several). XLA gives a result the bytes of an operand that dies
-        only where the instruction that wrote those is the operand itself.
+      is_viewed: everything that reads it reads a view of it (its bytes in another
+        shape, or one result of several). XLA gives a result the bytes of an operand
+        that dies only where the instruction that wrote those is the operand itself.
     """
 
     op_name: str

@@ -42,7 +42,7 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
             nameless.remove(buffer.size)
         elif buffer.is_temporary or buffer.origin == "reader":
             counted.append(buffer)
-    return _covered(counted)
+    return covered(counted)
 
 
 def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
@@ -59,7 +59,7 @@ def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
     ]
 
 
-def _covered(buffers: Sequence[OwnedBuffer]) -> int:
+def covered(buffers: Sequence[OwnedBuffer]) -> int:
     """Bytes of the places taken, each once."""
     spans = sorted((b.allocation, b.offset, b.offset + b.size) for b in buffers)
     covered, block, reach = 0, -1, -1

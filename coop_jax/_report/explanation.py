@@ -118,7 +118,7 @@ def _advice(plan: "Plan", planned: Timeline, budget: int | None) -> Iterator[str
         wholes
         and max(op.workspace for op in wholes) > _WORTH_SAYING * plan.measured.temp
     ):
-        yield "  - Put `jax.checkpoint` around the body of the loops."
+        yield "  - Apply `jax.checkpoint` to what is differentiated inside the loops."
     if budget is not None and plan.measured.total > budget:
         yield f"  - Raise the budget to {plan.measured.total:,} bytes."
     yield "  - Make the batch smaller, or accumulate gradients over smaller ones."
