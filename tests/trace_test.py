@@ -113,6 +113,26 @@ def test_a_barrier_holds_no_literals() -> None:
     assert isinstance(program.outputs[1], Literal)
 
 
+def test_of_a_linear_solve_its_solver_is_left() -> None:
+    matrix = jnp.array([[3.0, 1.0], [1.0, 2.0]])
+
+    def loss(b, scale):
+        found = lax.custom_linear_solve(
+            lambda x: scale * (matrix @ x),
+            b,
+            lambda _, b: jnp.linalg.inv(matrix) @ b / scale,
+            lambda _, b: jnp.linalg.inv(matrix.T) @ b / scale,
+        )
+        return jnp.sum(found**2)
+
+    b = jnp.array([1.0, 2.0])
+    for function in (loss, jax.grad(loss), jax.grad(loss, argnums=1)):
+        program = flat(function, b, 2.0)
+        assert "custom_linear_solve" not in names(program)
+        (found,) = program.evaluate([b, 2.0])
+        np.testing.assert_allclose(found, function(b, 2.0), rtol=1e-6)
+
+
 def test_equal_equations_are_merged() -> None:
     program = flat(lambda x: (jnp.sin(x) + 1) * (jnp.sin(x) + 1), X)
     assert names(program) == ["sin", "add", "mul"]

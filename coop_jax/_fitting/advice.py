@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from .._planning.types import Problem
 from .compile import FlatStep
 
-_PLANNED_WHOLE = ("custom_linear_solve", "scan", "while", "cond", "shard_map")
+_PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
 
 
 def advise(
@@ -36,7 +36,7 @@ def advise(
                 "take the loss inside, over all axes of its mesh",
             )
         else:
-            what = "A loop, branch or solver"
+            what = "A loop or branch"
             remedy = "apply `jax.checkpoint` to what is differentiated inside"
         yield (
             f"{what} takes {largest:,} bytes inside, and planning cannot make it "

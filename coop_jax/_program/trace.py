@@ -1,7 +1,8 @@
 """Traces a training step into a flat list of equations.
 
-A `Program` is one straight line: nested `jit`, `custom_jvp_call`, `custom_vjp_call` and
-`jax.checkpoint` bodies are inlined, dead equations dropped, equal equations merged.
+A `Program` is one straight line: nested `jit`, `custom_jvp_call`, `custom_vjp_call`,
+linear solvers and `jax.checkpoint` bodies are inlined, dead equations dropped, equal
+equations merged.
 Loops, branches, `shard_map`, kernels and every primitive not named here stay whole: one
 opaque equation. Variables are small integers, so that everything downstream can index.
 
@@ -270,6 +271,8 @@ class Builder:
             else:
                 if eqn.primitive.name == "remat2":
                     inputs = self._checkpoint_barrier(eqn, inputs, scope, source)
+                elif eqn.primitive.name == "custom_linear_solve":
+                    inputs = _solve_operands(eqn, inputs)
                 consts = [self.constant(c) for c in body.consts]
                 outputs = self.inline(body.jaxpr, consts, inputs, scope, source)
             env |= zip(eqn.outvars, outputs, strict=True)
@@ -331,11 +334,21 @@ def _effects(eqn: Any) -> frozenset[Any]:
 def _inlined_body(eqn: Any) -> Any:
     """The jaxpr to inline for this equation, or None to keep it whole."""
     name = eqn.primitive.name
+    if name == "custom_linear_solve":
+        return eqn.params["jaxprs"].solve
     if name not in _INLINED_BODY:
         return None
     if name == "jit" and not _is_plain_jit(eqn.params):
         return None
     return eqn.params.get(_INLINED_BODY[name])
+
+
+def _solve_operands(eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    """What the solver itself reads: its constants and the right-hand side."""
+    counts = eqn.params["const_lengths"]
+    first = counts.matvec + counts.vecmat
+    last = first + counts.solve
+    return inputs[first:last] + inputs[last + counts.transpose_solve :]
 
 
 def _is_plain_jit(params: dict[str, Any]) -> bool:
