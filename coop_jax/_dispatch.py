@@ -14,7 +14,15 @@ from jax.core import Tracer
 
 
 class Signature:
-    """A kind of call. As a pytree it has no leaves: nothing is computed for it."""
+    """A kind of call. As a pytree it has no leaves: nothing is computed for it.
+
+    Attributes:
+      dynamic: per leaf of the arguments, whether it is an argument of the program, and
+        not static.
+    """
+
+    def __init__(self, dynamic: tuple[bool, ...]) -> None:
+        self.dynamic = dynamic
 
 
 jax.tree_util.register_pytree_node(
@@ -23,16 +31,17 @@ jax.tree_util.register_pytree_node(
 
 
 class Signatures:
-    """Those of the calls of one step."""
+    """Those of the calls of one step.
 
-    def __init__(self) -> None:
-        self._traced = jax.jit(lambda *args, **kwargs: Signature())
+    Args:
+      **static: `static_argnums` and `static_argnames` of the step.
+    """
+
+    def __init__(self, **static: Any) -> None:
+        self._traced = jax.jit(_signed, **static)
 
     def of(self, args: tuple, kwargs: dict, leaves: Sequence[Any]) -> Signature | None:
         """The signature of a call; None inside a trace, or where JAX has none.
-
-        Arguments that are static for the step are not for the signature: one counts by
-        its type alone.
 
         Args:
           args: positional arguments.
@@ -45,3 +54,8 @@ class Signatures:
             return self._traced(*args, **kwargs)
         except (TypeError, ValueError):
             return None
+
+
+def _signed(*args: Any, **kwargs: Any) -> Signature:
+    leaves = jax.tree.leaves((args, kwargs))
+    return Signature(tuple(isinstance(leaf, Tracer) for leaf in leaves))

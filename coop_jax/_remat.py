@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Iterable
+from itertools import compress
 from typing import Any, overload
 
 import jax
@@ -173,7 +174,8 @@ def remat(
         cache=cache,
         progress=progress,
     )
-    return Rematerialized(jitted, request)
+    static = {k: v for k, v in jit_options.items() if k.startswith("static_")}
+    return Rematerialized(jitted, request, **static)
 
 
 class Rematerialized:
@@ -191,11 +193,11 @@ class Rematerialized:
       True
     """
 
-    def __init__(self, jitted: Any, request: Request):
+    def __init__(self, jitted: Any, request: Request, **static: Any):
         self._jitted = jitted
         self._request = request
         self._fitted: dict[Any, Fitted] = {}
-        self._signatures = Signatures()
+        self._signatures = Signatures(**static)
         self._known: dict[Signature, tuple[Fitted, Any]] = {}
         functools.update_wrapper(self, jitted, updated=())
 
@@ -205,16 +207,16 @@ class Rematerialized:
         signature = self._signatures.of(args, kwargs, leaves)
         if signature in self._known:
             fitted, out_tree = self._known[signature]
-            return jax.tree.unflatten(out_tree, _run(fitted, leaves))
-        given = len(leaves)
+            dynamic = list(compress(leaves, signature.dynamic))
+            return jax.tree.unflatten(out_tree, _run(fitted, dynamic))
         traced, leaves = trace_step(self._jitted, args, kwargs)
         fitted = self._fit(traced, leaves)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = _call_traced(fitted, leaves)
         else:
             flat = _run(fitted, leaves)
-        # Beside static arguments a signature does not say enough.
-        if signature is not None and len(leaves) == given:
+        # Of arguments that are static unknown to us a signature says too little.
+        if signature is not None and len(leaves) == sum(signature.dynamic):
             self._known[signature] = fitted, traced.out_tree
         return jax.tree.unflatten(traced.out_tree, flat)
 

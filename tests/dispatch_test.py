@@ -71,22 +71,25 @@ def test_a_setting_that_jax_compiles_by_is_looked_at(traced: list[tuple]) -> Non
     assert len(traced) == 2
 
 
-def test_static_arguments_count_by_their_value() -> None:
+def test_static_arguments_count_by_their_value(traced: list[tuple]) -> None:
     step = coop_jax.remat(scaled, "1GiB", static_argnames="by")
-    for by in (2, 3, 2):
+    for by in (2, 3, 2, 3):
         np.testing.assert_array_equal(step(TREE, by=by)["a"], by * TREE["a"])
+    assert len(traced) == 2
     positional = coop_jax.remat(jax.jit(scaled, static_argnums=1), "1GiB")
     for by in (2, 3, 2):
         np.testing.assert_array_equal(positional(TREE, by)["a"], by * TREE["a"])
 
 
-def test_strings_may_be_static() -> None:
-    def signed(x, sign):
-        return -x if sign == "minus" else x
+def test_a_static_argument_may_be_any_object(traced: list[tuple]) -> None:
+    def signed(x, how):
+        return -x if how == ("minus", 1) else x
 
     step = coop_jax.remat(signed, "1GiB", static_argnums=1)
-    for sign, expected in (("plus", 1), ("minus", -1), ("plus", 1)):
-        assert step(jnp.ones(()), sign) == expected
+    for how, expected in ((("plus", 1), 1), (("minus", 1), -1), (("plus", 1), 1)):
+        assert step(jnp.ones(()), how) == expected
+    assert len(traced) == 2
+    assert coop_jax.remat(jax.jit(signed, static_argnums=1), "1GiB")(1.0, "plus") == 1
 
 
 def test_inside_a_trace_every_call_is_part_of_it() -> None:
