@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from jax.experimental import io_callback
 
 from coop_jax._fitting.compile import FlatStep, flat_step
@@ -75,6 +76,25 @@ def test_nothing_overwrites_what_xla_wrote_in_another_shape() -> None:
     found, _, memory = profiled(convolved, images, by_one)
     assert not any(op.in_place for op in found.problem.ops)
     assert memory.temp >= 2 * 2 * 8 * 8 * 16 * 4
+
+
+def test_a_product_is_part_of_the_transpose_that_xla_writes() -> None:
+    def layer(x, w):
+        y = jax.vmap(lambda row: w @ row)(x)
+        return jnp.sin(y) @ w, jnp.cos(y) @ w
+
+    found, _, _ = profiled(layer, float32(128, 64), SQUARE)
+    assert ops(found)[0] == "transpose"
+    assert inlined(found, "transpose") == ["dot_general"]
+
+
+def test_a_product_that_others_read_too_is_an_op() -> None:
+    def layer(x, w):
+        turned = lax.transpose(y := w @ x, (1, 0))
+        return jnp.sum(jnp.tanh(turned) @ y), jnp.sum(turned)
+
+    found, _, _ = profiled(layer, float32(64, 128), SQUARE)
+    assert "dot_general" in ops(found)
 
 
 def test_a_loop_is_an_op_of_its_own_though_a_sum_lies_in_its_place() -> None:
@@ -164,7 +184,9 @@ def test_a_barrier_is_seen_through() -> None:
     found, _, _ = profiled(jax.grad(loss), SQUARE, SQUARE)
     assert found.alias_of
     # The rematerialization that the user asked for is an op like any other.
-    assert ops(found).count("dot_general") > 4
+    run = [k for unit in found.units for k in (*unit.inlined, unit.root)]
+    names = [found.program.equations[k].primitive.name for k in run]
+    assert names.count("dot_general") > 4
     resolved = {found.alias_of.get(v, v) for unit in found.units for v in unit.inputs}
     assert not resolved & set(found.alias_of)
 

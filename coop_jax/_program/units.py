@@ -6,9 +6,10 @@ equation, and the buffer assignment then says which equations own bytes. Those b
 the ops of the `Problem`; equations that own none are computed inside every op that
 reads them (`Unit.inlined`), as XLA does.
 
-Five corrections to what the assignment says:
+Six corrections to what the assignment says:
   * equations that XLA made one instruction are one unit;
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
+  * a product and the transpose of it that owns its bytes are one unit;
   * what is transposed for products alone, or a weight turned around for one library
     call, is theirs: XLA takes the two together, and in halves it turns twice;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case;
@@ -177,6 +178,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
             roots.add(k)
     _move_from_views(graph, roots)
     _merge_layouts(graph, roots)
+    _merge_turned(graph, owned, roots)
     _merge_accumulations(graph, owned, roots)
     _add_narrow(graph, roots)
     return roots
@@ -222,6 +224,25 @@ def _is_folded(graph: Graph, k: int) -> bool:
     readers = _readers_through_views(graph, k)
     names = {graph.equations[reader].primitive.name for reader in readers}
     return graph.equations[k].primitive.name == "transpose" and names == {"dot_general"}
+
+
+def _merge_turned(
+    graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]], roots: set[int]
+) -> None:
+    """Makes one unit of a product and its transpose, which XLA writes turned at once.
+
+    Such is every layer that `vmap` makes of `weight @ x`.
+    """
+    for k in sorted(roots):
+        equation = graph.equations[k]
+        if equation.primitive.name != "dot_general" or owned.get(k):
+            continue
+        readers = graph.consumers[equation.outputs[0]]
+        if len(readers) != 1 or graph.is_read_by_caller(k):
+            continue
+        is_transpose = graph.equations[readers[0]].primitive.name == "transpose"
+        if is_transpose and readers[0] in roots and owned.get(readers[0]):
+            roots.discard(k)
 
 
 def _is_call(graph: Graph, equations: set[int]) -> bool:
