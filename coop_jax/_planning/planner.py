@@ -37,7 +37,7 @@ _ATTEMPTS = 10
 _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
-_MUCH_LESS = 0.9
+_FURTHER_SHARES = (0.9, 0.97)
 _WAYS_TO_THE_FLOOR = 4
 _NOISY_WAYS = 12
 _ENOUGH_WAYS = 6
@@ -223,12 +223,15 @@ def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
 
 
 def _go_further(search: AnySearch, best: Planned, effort: Effort) -> Planned:
-    """Starts afresh for much less: small steps from one schedule end in a corner."""
+    """Starts afresh for less: small steps from one schedule end in a corner."""
     for _ in range(_ATTEMPTS):
-        search.pool = int(best.size * _MUCH_LESS)
-        fresh = _refined(search, _ways(search), effort)
-        reached = next((found for found in fresh if found.fits), None)
-        if reached is None:
+        for share in _FURTHER_SHARES:
+            search.pool = int(best.size * share)
+            fresh = _refined(search, _ways(search), effort)
+            reached = next((found for found in fresh if found.fits), None)
+            if reached is not None:
+                break
+        else:
             break
         best = _deepen(search, reached, effort)
     return best
