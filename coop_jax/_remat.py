@@ -11,8 +11,8 @@ import jax.extend.core as jexc
 from jax.core import Tracer
 
 from ._budget import BudgetLike, parse_budget
-from ._dispatch import Signature, Signatures
 from ._fitting.compile import FlatStep, flat_step, shortened
+from ._fitting.dispatch import Signature, Signatures
 from ._fitting.fit import Request, cache_at, fit
 from ._fitting.saved import Fitted
 from ._native.inplace import InPlace

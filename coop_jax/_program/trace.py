@@ -345,10 +345,9 @@ def _inlined_body(eqn: Any) -> Any:
 
 def _solve_operands(eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
     """What the solver itself reads: its constants and the right-hand side."""
-    counts = eqn.params["const_lengths"]
-    first = counts.matvec + counts.vecmat
-    last = first + counts.solve
-    return inputs[first:last] + inputs[last + counts.transpose_solve :]
+    matvec, vecmat, solve, transposed = eqn.params["const_lengths"]
+    first = matvec + vecmat
+    return inputs[first : first + solve] + inputs[first + solve + transposed :]
 
 
 def _is_plain_jit(params: dict[str, Any]) -> bool:
@@ -372,7 +371,8 @@ def _merge_key(eqn: Any, inputs: tuple[Atom, ...]) -> Any:
     if _effects(eqn) or name == "optimization_barrier" or name in _STATEFUL:
         return None
     operands = tuple(_operand_key(a) for a in inputs)
-    key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=_by_name)))
+    params = sorted(eqn.params.items(), key=lambda item: item[0])
+    key = (eqn.primitive, operands, tuple(params))
     try:
         hash(key)
     except TypeError:
@@ -386,10 +386,6 @@ def _operand_key(atom: Atom) -> Any:
     if hasattr(atom.val, "shape") and getattr(atom.val, "shape", ()) != ():
         return (id(atom.val), str(atom.aval))
     return (type(atom.val).__name__, repr(atom.val), str(atom.aval))
-
-
-def _by_name(item: tuple[str, Any]) -> str:
-    return item[0]
 
 
 def drop_dead(equations: list[Equation], outputs: Sequence[Atom]) -> list[Equation]:
