@@ -231,7 +231,8 @@ def _merge_turned(
 ) -> None:
     """Makes one unit of a product and its transpose, which XLA writes turned at once.
 
-    Such is every layer that `vmap` makes of `weight @ x`.
+    Such is every layer that `vmap` makes of `weight @ x`. A plain `dot` that XLA:CPU
+    makes of the two takes longer than a library's product and the transpose of it.
     """
     for k in sorted(roots):
         equation = graph.equations[k]
@@ -241,7 +242,9 @@ def _merge_turned(
         if len(readers) != 1 or graph.is_read_by_caller(k):
             continue
         is_transpose = graph.equations[readers[0]].primitive.name == "transpose"
-        if is_transpose and readers[0] in roots and owned.get(readers[0]):
+        written = owned.get(readers[0])
+        is_plain = any(b.opcode == "dot" for b in written or ())
+        if is_transpose and readers[0] in roots and written and not is_plain:
             roots.discard(k)
 
 
