@@ -69,9 +69,6 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
 
-_VIEWS = ("bitcast", "get-tuple-element")
-"""Opcodes whose results are bytes of their operands."""
-
 _NAMELESS = 8
 """Instructions without a name that may lie between one and its name."""
 
@@ -92,9 +89,9 @@ class OwnedBuffer:
         equation to read (a copy of an argument in another layout). "constants": XLA
         made it up from constants alone; no order keeps it from living all the time.
         One that several equations read is listed once for each.
-      is_viewed: everything that reads it reads a view of it (its bytes in another
-        shape, or one result of several). XLA gives a result the bytes of an operand
-        that dies only where the instruction that wrote those is the operand itself.
+      is_viewed: everything that reads it reads its bytes in another shape. XLA gives a
+        result the bytes of an operand that dies only where the instruction that wrote
+        those is the operand itself.
     """
 
     op_name: str
@@ -189,9 +186,9 @@ class _Names:
         return root.metadata.op_name or self._of_operand(root) or own
 
     def is_viewed(self, instruction: Any) -> bool:
-        """Whether nothing but views reads it."""
+        """Whether nothing but bitcasts reads it."""
         readers = self._readers[instruction.id]
-        return bool(readers) and all(r.opcode in _VIEWS for r in readers)
+        return bool(readers) and all(r.opcode == "bitcast" for r in readers)
 
     def is_from_constants(self, instruction: Any, place: list[int]) -> bool:
         """Whether nothing but constants goes into this result."""
