@@ -23,7 +23,6 @@ from .._program.regions import (
     inside_of,
     is_region,
     named,
-    places,
 )
 from .._program.trace import Equation, Program
 from .._program.workspace import covered
@@ -87,10 +86,8 @@ def _tied(
         equation = found.program.equations[unit.root]
         if alive[op] <= allowed or not is_region(equation):
             continue
-        bodies = inside_of(found.program, equation)
-        for place, body in zip(
-            places(equation, (*around, unit.root)), bodies, strict=True
-        ):
+        at = (*around, unit.root)
+        for place, body in inside_of(found.program, equation, at):
             own = named(buffers, place)
             inside = profile(body, own, 0, platform)
             written = _written(equation, found.problem.ops[op].workspace, own)
@@ -117,9 +114,7 @@ def _planned(
     for k in {p.place[0] for p in plans}:
         equation = program.equations[k]
         bodies = []
-        for place, body in zip(
-            places(equation, (k,)), inside_of(program, equation), strict=True
-        ):
+        for place, body in inside_of(program, equation, (k,)):
             depth = len(place)
             own = [
                 replace(p, place=p.place[depth:])
@@ -200,8 +195,7 @@ class _BodyPlanner:
         """Plans bodies that XLA gave `written` bytes; returns those of the largest."""
         room, reached = max(1, written - over), 0
         times *= iterations(equation)
-        bodies = inside_of(program, equation)
-        for at, body in zip(places(equation, place), bodies, strict=True):
+        for at, body in inside_of(program, equation, place):
             own = named(self._buffers, at)
             size = _written(equation, written, own)
             if size > room:

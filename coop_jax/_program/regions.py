@@ -34,12 +34,6 @@ def is_region(equation: Equation) -> bool:
     return equation.instead is None and bool(bodies_of(equation))
 
 
-def places(equation: Equation, place: Place) -> list[Place]:
-    """Of the bodies of a loop or branch at a place."""
-    bodies = range(len(bodies_of(equation)))
-    return [(*place, b) for b in bodies] if has_branches(equation) else [place]
-
-
 def has_branches(equation: Equation) -> bool:
     return equation.primitive.name == "cond"
 
@@ -57,11 +51,16 @@ def _programs(equation: Equation, rules: Rules) -> tuple[Program, ...]:
     )
 
 
-def inside_of(program: Program, equation: Equation) -> list[Program]:
-    """The bodies of a loop or branch of the program, on as many devices."""
+def inside_of(
+    program: Program, equation: Equation, place: Place
+) -> list[tuple[Place, Program]]:
+    """Bodies of the loop or branch at a place, each with its own, on as many devices."""
     return [
-        replace(body, partitions=program.partitions)
-        for body in _programs(equation, program.rules)
+        (
+            (*place, b) if has_branches(equation) else place,
+            replace(body, partitions=program.partitions),
+        )
+        for b, body in enumerate(_programs(equation, program.rules))
     ]
 
 

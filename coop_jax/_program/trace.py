@@ -2,9 +2,9 @@
 
 A `Program` is one straight line: nested `jit`, `custom_jvp_call`, `custom_vjp_call`,
 linear solvers and `jax.checkpoint` bodies are inlined, dead equations dropped, equal
-equations merged.
-Loops, branches, `shard_map`, kernels and every primitive not named here stay whole: one
-opaque equation. Variables are small integers, so that everything downstream can index.
+equations merged. Loops, branches, `shard_map`, kernels and every primitive not named
+here stay whole: one opaque equation. Variables are small integers, so that everything
+downstream can index.
 
 `jax.checkpoint` lowers to an `optimization_barrier` in front of its body; inlining
 keeps that barrier as an equation (`Equation.is_barrier`), because the unplanned program
