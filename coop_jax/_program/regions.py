@@ -54,7 +54,7 @@ def _programs(equation: Equation, rules: Rules) -> tuple[Program, ...]:
 def inside_of(
     program: Program, equation: Equation, place: Place
 ) -> list[tuple[Place, Program]]:
-    """Bodies of the loop or branch at a place, each with its own, on as many devices."""
+    """Bodies of the loop or branch at a place, with theirs, on as many devices."""
     return [
         (
             (*place, b) if has_branches(equation) else place,
