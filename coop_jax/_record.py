@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from ._planning.stream import Call, Constant, Event, Release, write
-from ._program.cost import RATES, DeviceRates, flops, nbytes
+from ._program.cost import RATES, DeviceRates, nbytes, work
 from ._program.profile import donation, is_recomputable
 from ._program.trace import Program, Variable, flatten
 from ._program.units import FUSIBLE, Graph, Unit
@@ -159,7 +159,8 @@ class _Recorder:
         graph, equation = self.graph, self.graph.equations[unit.root]
         avals = self.program.avals
         operations = sum(
-            flops(graph.equations[k], avals) for k in (*unit.inlined, unit.root)
+            work(graph.equations[k], avals, self.rates)
+            for k in (*unit.inlined, unit.root)
         )
         cost = self.rates.seconds(operations, graph.touched(unit)) + self.rates.launch
         names = {v: self._name(v, step) for v in equation.outputs}

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from coop_jax._program.cost import RATES, flops, nbytes, program_flops
+from coop_jax._program.cost import (
+    RATES,
+    DeviceRates,
+    flops,
+    nbytes,
+    program_flops,
+    work,
+)
 from coop_jax._program.trace import Program, flatten
 
 
@@ -129,6 +136,48 @@ def test_a_branch_costs_what_its_dearest_does() -> None:
     program = flat(branch, predicate, (4, 4))
     (cond,) = [e for e in program.equations if e.primitive.name == "cond"]
     assert flops(cond, program.avals) == 2 * 4**3
+
+
+SLOW = DeviceRates(1.0, 1.0, 0.0, weights={"random": 30.0, "grouped": 150.0})
+
+
+def worked(rates: DeviceRates, function: Callable, *shapes: Any) -> float:
+    program = flat(function, *shapes)
+    return sum(work(e, program.avals, rates) for e in program.equations)
+
+
+@pytest.mark.parametrize(("groups", "weight"), [(1, 1), (2, 150 / 3), (6, 150)])
+def test_a_grouped_convolution_works_as_long_as_its_groups_are_narrow(
+    groups: int, weight: float
+) -> None:
+    def convolve(image, kernel):
+        return lax.conv_general_dilated(
+            image, kernel, (1,), "SAME", feature_group_count=groups
+        )
+
+    shapes = (2, 6, 8), (6, 6 // groups, 3)
+    assert counted(convolve, *shapes) == 2 * (2 * 6 * 8) * 3 * 6 / groups
+    assert worked(SLOW, convolve, *shapes) == weight * counted(convolve, *shapes)
+    plain = DeviceRates(1.0, 1.0, 0.0)
+    assert worked(plain, convolve, *shapes) == counted(convolve, *shapes)
+
+
+def test_random_words_are_slow_inside_of_loops_and_branches_too() -> None:
+    def words(key):
+        return jax.random.bits(key, (4, 5))
+
+    def looped(key):
+        return lax.scan(lambda c, _: (c, words(c)), key, length=3)[1]
+
+    def chosen(p, key):
+        return lax.cond(p, words, lambda key: jnp.zeros((4, 5), jnp.uint32), key)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    predicate = jax.ShapeDtypeStruct((), jnp.bool)
+    assert counted(words, key) == 100 * 20
+    assert worked(SLOW, words, key) == 30 * 100 * 20
+    assert worked(SLOW, looped, key) == 3 * 30 * 100 * 20
+    assert worked(SLOW, chosen, predicate, key) >= 30 * 100 * 20
 
 
 def test_repeats_count() -> None:

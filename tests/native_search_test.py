@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from retention_test import BY_EYE
 from validate_test import random_problem
 
-from coop_jax._planning import library, planner
+from coop_jax._planning import crew, library
 from coop_jax._planning.native_search import NativeSearch
 from coop_jax._planning.planned import Effort, Planned
 from coop_jax._planning.planner import plan, program_order, smallest
@@ -89,7 +89,7 @@ def test_every_step_is_the_same(
 
 def in_python(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Planned]) -> Planned:
     with monkeypatch.context() as patched:
-        patched.setattr(planner, "library", lambda: None)
+        patched.setattr(crew, "library", lambda: None)
         return call()
 
 

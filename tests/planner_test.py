@@ -4,6 +4,7 @@ import dataclasses
 import heapq
 import itertools
 import random
+import statistics
 from collections.abc import Iterator
 
 import pytest
@@ -114,6 +115,20 @@ def test_the_smallest_pool_by_eye() -> None:
     planned = smallest(CHEAP_AND_DEAR)
     assert planned.fits
     assert planned.peak == 9
+
+
+def test_a_poor_plan_to_begin_with_does_not_make_a_poor_plan() -> None:
+    ratios = []
+    for seed in range(20):
+        problem = random_problem(seed, 60)
+        pool = int(peak_of(problem) * 0.7)
+        from_scratch = plan(problem, pool)
+        if from_scratch.fits:
+            tightest = smallest(problem).positions
+            started = plan(problem, pool, starts=[tightest])
+            ratios.append(started.cost / from_scratch.cost)
+    assert len(ratios) > 10
+    assert statistics.mean(ratios) < 1.002
 
 
 def test_an_argument_is_not_read_after_it_is_overwritten() -> None:

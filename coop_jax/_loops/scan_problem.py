@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .._planning.types import Op, Value, ValueId
-from .._program.cost import DeviceRates, flops
+from .._program.cost import DeviceRates, flops, work
 from .._program.pins import dropped, late_equations
 from .._program.profile import is_recomputable
 from .._program.trace import Atom, Equation, Literal, Program, Variable
@@ -108,7 +108,7 @@ class _Builder:
         is_fused = name in FUSIBLE
         moved = written + sum(map(self.graph.bytes, reads))
         touched = _FUSED * written if is_fused else moved
-        operations = flops(equation, self.joint.avals)
+        operations = work(equation, self.joint.avals, self.rates)
         repeats = self.program.rules.recompute_collectives
         self.ops.append(
             Op(
@@ -121,7 +121,7 @@ class _Builder:
             )
         )
         self.equations.append(k)
-        self.arithmetic.append(operations)
+        self.arithmetic.append(flops(equation, self.joint.avals))
 
     def build(self) -> BodyProblem:
         second = range(self.pair.joint.boundary, len(self.joint.equations))

@@ -84,6 +84,11 @@ class NativeSearch:
     def __del__(self) -> None:
         self._library.coop_jax_search_close(self._session)
 
+    def begin(self, pool: int, seed: int = 0) -> None:
+        """Forgets what earlier searches left behind, and draws anew from `seed`."""
+        self.pool, self.moves_left = pool, self.moves
+        self._library.coop_jax_search_begin(self._session, ctypes.c_uint64(seed))
+
     def at(self, positions: Positions) -> Planned:
         """The schedule at these positions."""
         return self._call(self._library.coop_jax_search_at, positions)

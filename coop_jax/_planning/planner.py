@@ -17,19 +17,16 @@ extreme case.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import chain, islice
 
+from .crew import AnySearch, Crew, Way
 from .eviction import LOOKAHEAD
-from .library import library
-from .native_search import NativeSearch
 from .online import run_online
 from .planned import Effort as Effort
 from .planned import Planned as Planned
 from .planned import Positions as Positions
-from .refine import LocalSearch
-from .retention import Retention
 from .types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4
@@ -46,9 +43,6 @@ _NEAR = 1.1
 _LONG = 20_000
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
-
-
-type AnySearch = NativeSearch | LocalSearch
 
 
 def plan(
@@ -75,73 +69,54 @@ def plan(
       schedule is only the last attempt's.
     """
     effort = effort or Effort()
-    search = open_search(problem, pool, effort, is_packed)
-    found = search.at(program_order(problem))
-    for found in _attempts(search, starts, effort):
+    with Crew(problem, pool, effort, is_packed) as crew:
+        search = crew.lead
+        known = map(Way, starts)
+        found = _best(_followed(crew, pool, chain(known, _ways(problem, pool)), effort))
+        if not found.fits:
+            search.begin(pool)
+            reached = _descend(search, pool)
+            if reached.peak <= pool:
+                reached = search.refine(reached, _little(effort))
+            found = _best((found, reached))
         if found.peak <= pool:
             search.moves_left = search.moves // 4
             found = search.refine(found, effort)
-        if found.fits:
-            break
     return found
 
 
-def open_search(
-    problem: Problem, pool: int, effort: Effort, is_packed: bool
-) -> AnySearch:
-    """A search by the native library, or by Python if that was not built."""
-    if library() is None:
-        return LocalSearch(Retention(problem), pool, effort, is_packed)
-    return NativeSearch(problem, pool, effort, is_packed)
-
-
-def _attempts(
-    search: AnySearch, starts: Sequence[Positions], effort: Effort
+def _followed(
+    crew: Crew, pool: int, ways: Iterable[Way], effort: Effort
 ) -> Iterator[Planned]:
-    """Schedules to refine: the best from known plans, then the best from scratch."""
-    if starts:
-        yield _best(search.reach(start) for start in starts)
-    found = _best(_refined(search, _ways(search), effort))
-    if not found.fits:
-        way = partial(_descend, search, search.pool)
-        found = _best(chain([found], _refined(search, [way], effort)))
-    yield found
-
-
-def _refined(
-    search: AnySearch, ways: Iterable[Callable[[], Planned]], effort: Effort
-) -> Iterator[Planned]:
-    """Where each of the ways leads, and a little refinement; fewer in long programs.
+    """Where the ways lead, one or more; fewer in long programs.
 
     Only a few if they all end far from the pool.
     """
-    enough = min(_ENOUGH_WAYS, max(1, _LONG // max(len(search.problem.ops), 1)))
-    quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
+    problem = crew.lead.problem
+    enough = min(_ENOUGH_WAYS, max(1, _LONG // max(len(problem.ops), 1)))
     fitting, nearest = 0, math.inf
-    least = search.problem.cost(search.problem.program_order)
-    for turn, reach in enumerate(ways):
-        if turn >= _HOPELESS_WAYS and nearest > search.pool * _NEAR:
-            break
-        search.moves_left = search.moves
-        found = reach()
-        nearest = min(nearest, found.peak)
-        if found.peak <= search.pool:
-            found = search.refine(found, quick)
+    least = problem.cost(problem.program_order)
+    for turn, found in enumerate(crew.follow(ways, pool, _little(effort)), 1):
         yield found
         fitting += found.fits
+        nearest = min(nearest, found.peak)
         is_nearly_free = found.fits and found.cost <= least * _NEARLY_FREE
-        is_late = time.monotonic() > search.deadline
-        if fitting >= (1 if is_late or is_nearly_free else enough):
+        is_late = time.monotonic() > crew.lead.deadline
+        is_hopeless = turn >= _HOPELESS_WAYS and nearest > pool * _NEAR
+        if is_hopeless or fitting >= (1 if is_late or is_nearly_free else enough):
             break
 
 
-def _ways(search: AnySearch) -> Iterator[Callable[[], Planned]]:
+def _little(effort: Effort) -> Effort:
+    return dataclasses.replace(effort, rounds=effort.rounds // 4)
+
+
+def _ways(problem: Problem, pool: int) -> Iterator[Way]:
     """From the seeds, and from the program's order again, a little at random."""
-    for seed in _seeds(search.problem, search.pool):
-        yield partial(search.reach, seed)
+    yield from map(Way, _seeds(problem, pool))
     for turn in range(_NOISY_WAYS):
         is_quick = turn % 2 == 1
-        yield partial(search.reach, program_order(search.problem), _NOISE, is_quick)
+        yield Way(program_order(problem), _NOISE, is_quick, seed=turn + 1)
 
 
 def _best(found: Iterable[Planned]) -> Planned:
@@ -196,44 +171,44 @@ def smallest(
       is_packed: as for `plan`.
     """
     effort = effort or Effort()
-    search = open_search(problem, problem.fixed, effort, is_packed)
-    best = known or _descend(search, _least(problem))
-    best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-    best = _go_further(search, best, effort)
-    search.pool = best.size
-    # What is left of a long way down is seldom the cheapest way to be there.
-    ways = islice(_ways(search), _WAYS_TO_THE_FLOOR)
-    best = _best(chain([best], _refined(search, ways, effort)))
-    search.moves_left = search.moves
-    return search.refine(best, effort)
+    with Crew(problem, problem.fixed, effort, is_packed) as crew:
+        search = crew.lead
+        best = known or _descend(search, _least(problem))
+        best = _deepen(search, dataclasses.replace(best, fits=True), effort)
+        best = _go_further(crew, best, effort)
+        # What is left of a long way down is seldom the cheapest way to be there.
+        ways = islice(_ways(problem, best.size), _WAYS_TO_THE_FLOOR)
+        best = _best(chain([best], _followed(crew, best.size, ways, effort)))
+        search.begin(best.size)
+        return search.refine(best, effort)
 
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
     """Goes further down, with refinement where only packing is in the way."""
-    quick = dataclasses.replace(effort, rounds=effort.rounds // 4)
     for _ in range(_ATTEMPTS):
         search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
         reached = search.reach(best.positions)
         if reached.peak <= search.pool:
-            reached = search.refine(reached, quick)
+            reached = search.refine(reached, _little(effort))
         if not reached.fits:
             break
         best = reached
     return best
 
 
-def _go_further(search: AnySearch, best: Planned, effort: Effort) -> Planned:
+def _go_further(crew: Crew, best: Planned, effort: Effort) -> Planned:
     """Starts afresh for less: small steps from one schedule end in a corner."""
     for _ in range(_ATTEMPTS):
         for share in _FURTHER_SHARES:
-            search.pool = int(best.size * share)
-            fresh = _refined(search, _ways(search), effort)
+            pool = int(best.size * share)
+            ways = _ways(crew.lead.problem, pool)
+            fresh = _followed(crew, pool, ways, effort)
             reached = next((found for found in fresh if found.fits), None)
             if reached is not None:
                 break
         else:
             break
-        best = _deepen(search, reached, effort)
+        best = _deepen(crew.lead, reached, effort)
     return best
 
 

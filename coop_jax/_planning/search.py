@@ -81,6 +81,11 @@ class Search:
         self.rate = np.inf
         self.is_quick = False
 
+    def begin(self, pool: int, seed: int = 0) -> None:
+        """Forgets what earlier searches left behind, and draws anew from `seed`."""
+        self.pool, self.moves_left = pool, self.moves
+        self.rng, self.rate = SplitMix(seed), np.inf
+
     def at(self, positions: Positions) -> Planned:
         """The schedule at these positions."""
         self.state.restore(positions)

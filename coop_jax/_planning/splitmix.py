@@ -10,10 +10,10 @@ _MASK = 2**64 - 1
 
 
 class SplitMix:
-    """One stream of random numbers, always the same."""
+    """A stream of random numbers, always the same for one `seed`."""
 
-    def __init__(self) -> None:
-        self._state = 0
+    def __init__(self, seed: int = 0) -> None:
+        self._state = seed
 
     def unit(self) -> float:
         """Uniform in [0, 1)."""

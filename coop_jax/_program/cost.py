@@ -8,8 +8,8 @@ one trip, a `cond` its dearest branch).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .trace import Equation, Literal, Program
+
+_NO_WEIGHTS: Mapping[str, float] = {}
 
 type FlopRule = Callable[[dict[str, Any], Sequence[Any], Sequence[Any]], float]
 """(params, input types, output types) -> floating point operations."""
@@ -31,11 +33,14 @@ class DeviceRates:
       flops: operations per second of a matrix multiplication.
       bytes: bytes per second of a streaming kernel.
       launch: seconds that any kernel takes.
+      weights: what one operation of a slow kind (`_kind`) counts for, where it is more
+        than one of a matrix multiplication.
     """
 
     flops: float
     bytes: float
     launch: float
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, operations: float, touched: float) -> float:
         """Seconds of a kernel, less the launch.
@@ -48,11 +53,22 @@ class DeviceRates:
 
 
 RATES = {
-    "cpu": DeviceRates(flops=1e11, bytes=2e10, launch=2e-6),
+    "cpu": DeviceRates(
+        flops=1e11,
+        bytes=2e10,
+        launch=2e-6,
+        # XLA:CPU computes random words in a loop of single rounds, 30 ns a word, and
+        # grouped convolutions without the matrix library: 0.6 GFlop/s with one channel
+        # per group.
+        weights={"random": 30.0, "grouped": 150.0},
+    ),
     "gpu": DeviceRates(flops=2e14, bytes=3e12, launch=3e-6),
     "tpu": DeviceRates(flops=2e14, bytes=1.2e12, launch=3e-6),
 }
-"""Typical rates by platform; only their ratios steer a plan."""
+"""Typical rates by platform; only their ratios steer a plan.
+
+Those of slow kinds were measured where they are given, and nowhere else.
+"""
 
 _TRANSCENDENTAL = {
     "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc",
@@ -83,11 +99,22 @@ def nbytes(aval: Any) -> int:
 
 def flops(equation: Equation, avals: Sequence[Any]) -> float:
     """Floating point operations of one equation."""
+    return _equation_flops(equation, avals, _NO_WEIGHTS)
+
+
+def work(equation: Equation, avals: Sequence[Any], rates: DeviceRates) -> float:
+    """Operations of a matrix multiplication that take as long as the equation's own."""
+    return _equation_flops(equation, avals, rates.weights)
+
+
+def _equation_flops(
+    equation: Equation, avals: Sequence[Any], weights: Mapping[str, float]
+) -> float:
     if equation.is_barrier:
         return 0.0
     inputs = [a.aval if isinstance(a, Literal) else avals[a] for a in equation.inputs]
     outputs = [avals[v] for v in equation.outputs]
-    return _flops(equation.primitive.name, equation.params, inputs, outputs)
+    return _flops(equation.primitive.name, equation.params, inputs, outputs, weights)
 
 
 def program_flops(program: Program, equations: Sequence[int] | None = None) -> float:
@@ -96,28 +123,53 @@ def program_flops(program: Program, equations: Sequence[int] | None = None) -> f
     return sum(flops(program.equations[i], program.avals) for i in chosen)
 
 
-def _flops(name: str, params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+def _flops(
+    name: str,
+    params: dict[str, Any],
+    ins: Sequence,
+    outs: Sequence,
+    weights: Mapping[str, float],
+) -> float:
+    bodies = [_jaxpr_flops(body, weights) for body in jexc.jaxprs_in_params(params)]
+    if name == "scan":
+        return params["length"] * sum(bodies)
+    if name == "cond":
+        return max(bodies)
     if name in flop_rules:
-        return flop_rules[name](params, ins, outs)
-    bodies = list(jexc.jaxprs_in_params(params))
+        kind, many = _kind(name, params, outs)
+        each = max(1.0, weights.get(kind, 1.0) / many)
+        return each * flop_rules[name](params, ins, outs)
     if bodies:
-        return sum(_jaxpr_flops(body) for body in bodies)
+        return sum(bodies)
     if name in _FREE:
         return 0.0
     each = _TRANSCENDENTAL_FLOPS if name in _TRANSCENDENTAL else 1
     return each * max((_elements(a) for a in (*ins, *outs)), default=0)
 
 
-def _jaxpr_flops(jaxpr: Any) -> float:
+def _jaxpr_flops(jaxpr: Any, weights: Mapping[str, float]) -> float:
     return sum(
         _flops(
             eqn.primitive.name,
             eqn.params,
             [a.aval for a in eqn.invars],
             [v.aval for v in eqn.outvars],
+            weights,
         )
         for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns
     )
+
+
+def _kind(name: str, params: dict[str, Any], outs: Sequence) -> tuple[str, int]:
+    """What slow kind this is of, if any, and how many operations share its slowness."""
+    if name == "random_bits":
+        return "random", 1
+    if name == "conv_general_dilated":
+        groups = max(params["feature_group_count"], params["batch_group_count"])
+        if groups > 1:
+            channel = params["dimension_numbers"].out_spec[1]
+            return "grouped", max(1, outs[0].shape[channel] // groups)
+    return "", 1
 
 
 def _elements(aval: Any) -> int:
@@ -140,14 +192,6 @@ def _convolution_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) ->
     )
     spread = math.prod(params["lhs_dilation"] or ())
     return 2.0 * _elements(outs[0]) * per_output / spread
-
-
-def _scan_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
-    return params["length"] * _jaxpr_flops(params["jaxpr"])
-
-
-def _cond_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
-    return max(_jaxpr_flops(branch) for branch in params["branches"])
 
 
 def _random_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
@@ -175,8 +219,6 @@ def _pool_gradient_flops(
 flop_rules: dict[str, FlopRule] = {
     "dot_general": _dot_flops,
     "conv_general_dilated": _convolution_flops,
-    "scan": _scan_flops,
-    "cond": _cond_flops,
     "random_bits": _random_flops,
     "reduce_window_max": _window_flops,
     "reduce_window_min": _window_flops,

@@ -17,7 +17,7 @@ from .._native.chains import choose_chains
 from .._native.program_words import InplaceProgram
 from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
-from .cost import RATES, DeviceRates, flops, nbytes
+from .cost import RATES, DeviceRates, nbytes, work
 from .hlo import OwnedBuffer
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .shards import communicates, localized
@@ -226,7 +226,7 @@ class _ProblemBuilder:
         graph, equation = self.graph, self.graph.equations[unit.root]
         inputs = tuple(self._value_of[v] for v in unit.inputs)
         outputs = tuple(self._output(v, equation) for v in equation.outputs)
-        operations = sum(self._flops(k) for k in (*unit.inlined, unit.root))
+        operations = sum(self._work(k) for k in (*unit.inlined, unit.root))
         touched = graph.touched(unit)
         cost = self.rates.seconds(operations, touched) + self.rates.launch
         self.ops.append(
@@ -263,9 +263,9 @@ class _ProblemBuilder:
             ),
         )
 
-    def _flops(self, k: int) -> float:
-        program = self.graph.program
-        return flops(self.graph.equations[k], program.avals) / program.partitions
+    def _work(self, k: int) -> float:
+        program, equation = self.graph.program, self.graph.equations[k]
+        return work(equation, program.avals, self.rates) / program.partitions
 
     def _is_recomputable(self, unit: Unit) -> bool:
         """Not if it has effects, nor, unless allowed, if devices communicate in it."""

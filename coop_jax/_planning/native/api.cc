@@ -91,6 +91,8 @@ class Session {
  public:
   Session(Problem problem, bool is_packed) : search_(std::move(problem), is_packed) {}
 
+  void Begin(uint64_t seed) { search_.Begin(seed); }
+
   // Runs one call of the search within the limits and hands out what it found.
   template <class F>
   void Run(Limits* limits, const PlannedArrays& given, PlannedArrays* out, F call) {
@@ -124,7 +126,7 @@ class Session {
 }  // namespace
 
 // To be raised with every change to what Python passes, and in library.py.
-COOP_EXPORT int64_t coop_jax_planner_interface() { return 2; }
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 3; }
 
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();
@@ -132,6 +134,10 @@ COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_p
 
 COOP_EXPORT void coop_jax_search_close(void* session) {
   delete static_cast<Session*>(session);
+}
+
+COOP_EXPORT void coop_jax_search_begin(void* session, uint64_t seed) {
+  static_cast<Session*>(session)->Begin(seed);
 }
 
 COOP_EXPORT void coop_jax_search_at(void* session, Limits* limits,

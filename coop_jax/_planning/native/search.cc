@@ -85,6 +85,11 @@ Search::Search(Problem problem, bool is_packed)
   }
 }
 
+void Search::Begin(uint64_t seed) {
+  random_ = SplitMix(seed);
+  rate_ = kInfinity;
+}
+
 void Search::Set(const Settings& settings) {
   pool_ = settings.pool;
   moves_left_ = settings.moves_left;

@@ -59,6 +59,8 @@ class Search {
   Search(const Search&) = delete;
   Search& operator=(const Search&) = delete;
 
+  // Forgets what earlier searches left behind, and draws anew from `seed`.
+  void Begin(uint64_t seed);
   void Set(const Settings& settings);
   int64_t moves_left() const { return moves_left_; }
   const Problem& problem() const { return problem_; }

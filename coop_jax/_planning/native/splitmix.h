@@ -8,6 +8,8 @@ namespace coop_jax {
 
 class SplitMix {
  public:
+  explicit SplitMix(uint64_t seed = 0) : state_(seed) {}
+
   // In [0, 1).
   double Unit() {
     state_ += 0x9E3779B97F4A7C15;
@@ -20,7 +22,7 @@ class SplitMix {
   double Between(double low, double high) { return low + (high - low) * Unit(); }
 
  private:
-  uint64_t state_ = 0;
+  uint64_t state_;
 };
 
 }  // namespace coop_jax

@@ -1,0 +1,123 @@
+"""Searches of one problem at the same time. Imports no JAX.
+
+The native library works outside of Python's lock, so several ways are followed at once,
+on as many processors as there are. What a way comes to depends on nothing but the way:
+plans are the same on every host.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from .library import library
+from .native_search import NativeSearch
+from .planned import Effort, Planned, Positions
+from .refine import LocalSearch
+from .retention import Retention
+from .types import Problem
+
+_MOST_AT_ONCE = 6
+
+type AnySearch = NativeSearch | LocalSearch
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From where a search sets out, and how.
+
+    Attributes:
+      start: positions to begin with.
+      noise: most by which scores of gaps are changed at random, as a share.
+      is_quick: take gaps by their estimates, without trying them.
+      seed: of the random numbers.
+    """
+
+    start: Positions
+    noise: float = 0.0
+    is_quick: bool = False
+    seed: int = 0
+
+
+class Crew(AbstractContextManager):
+    """A leading search, and others that go ahead of it.
+
+    Attributes:
+      lead: the search to go on with from what the ways came to.
+    """
+
+    def __init__(
+        self, problem: Problem, pool: int, effort: Effort, is_packed: bool
+    ) -> None:
+        self.lead = open_search(problem, pool, effort, is_packed)
+        self._problem, self._effort, self._is_packed = problem, effort, is_packed
+        self._resting: SimpleQueue[AnySearch] = SimpleQueue()
+        self._at_once = min(_processors(), _MOST_AT_ONCE) if library() else 1
+        self._threads = ThreadPoolExecutor(self._at_once, "coop_jax planner")
+
+    def __exit__(self, *_: Any) -> None:
+        """Waits for nothing: what is under way ends by itself, for nothing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def follow(
+        self, ways: Iterable[Way], pool: int, polish: Effort
+    ) -> Iterator[Planned]:
+        """What the ways come to, in their order, each with a little refinement.
+
+        The first is waited for before any other is begun: it may be the only one.
+
+        Args:
+          ways: in their order; taken as needed.
+          pool: bytes that a schedule may take.
+          polish: effort of the refinement.
+        """
+        under_way: deque[Future[Planned]] = deque()
+        try:
+            for turn, way in enumerate(ways):
+                if turn == 0:
+                    yield _follow(self.lead, way, pool, polish)
+                    continue
+                under_way.append(self._threads.submit(self._send, way, pool, polish))
+                if len(under_way) >= self._at_once:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
+
+    def _send(self, way: Way, pool: int, polish: Effort) -> Planned:
+        try:
+            search = self._resting.get_nowait()
+        except Empty:
+            search = open_search(self._problem, pool, self._effort, self._is_packed)
+            search.deadline = self.lead.deadline
+        found = _follow(search, way, pool, polish)
+        self._resting.put(search)
+        return found
+
+
+def open_search(
+    problem: Problem, pool: int, effort: Effort, is_packed: bool
+) -> AnySearch:
+    """A search by the native library, or by Python if that was not built."""
+    if library() is None:
+        return LocalSearch(Retention(problem), pool, effort, is_packed)
+    return NativeSearch(problem, pool, effort, is_packed)
+
+
+def _follow(search: AnySearch, way: Way, pool: int, polish: Effort) -> Planned:
+    search.begin(pool, way.seed)
+    found = search.reach(way.start, way.noise, way.is_quick)
+    return search.refine(found, polish) if found.peak <= pool else found
+
+
+def _processors() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
