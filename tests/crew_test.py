@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from validate_test import random_problem
@@ -37,12 +38,19 @@ def one_after_the_other(problem: Problem, pool: int) -> list[Planned]:
     return found
 
 
+def with_uneven_costs(problem: Problem) -> Problem:
+    """Costs whose sums round differently in another order."""
+    ops = (replace(op, cost=op.cost + 0.1 * k) for k, op in enumerate(problem.ops))
+    return replace(problem, ops=tuple(ops))
+
+
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.usefixtures("processors")
-def test_what_a_way_comes_to_depends_on_the_way_alone() -> None:
-    problem = random_problem(3, 80)
+def test_what_a_way_comes_to_depends_on_the_way_alone(seed: int) -> None:
+    problem = with_uneven_costs(random_problem(seed, 80))
     pool = int(0.6 * Retention(problem).peak())
     expected = one_after_the_other(problem, pool)
-    assert len(set(expected)) > 2
+    assert len(set(expected)) > 1
     with Crew(problem, pool, EFFORT, True) as several:
         # The second time in searches that have been used before.
         for _ in range(2):

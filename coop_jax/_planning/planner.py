@@ -1,10 +1,11 @@
 """Finds a cheap schedule whose values fit a pool, with the whole step in view.
 
     plan(problem, pool):
-        reach     the pool from plans that are known; or else, in several ways, from the
-                  program's own order, from online Coop's schedule (eviction windows in
-                  an arena, partitioned, in place), and in strides to smaller pools:
-                  relieve a schedule until it fits, trim what is not needed  (`search`)
+        reach     the pool in several ways: from plans that are known, the program's own
+                  order, online Coop's schedule (eviction windows in an arena,
+                  partitioned, in place) or, if none gets there, in strides to smaller
+                  pools: relieve a schedule until it fits, trim what is not needed
+                  (`search`; several at once: `crew`)
         refine    the best: leave it and come back by another way     (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
@@ -59,8 +60,7 @@ def plan(
       problem: ops in program order with costs and sizes.
       pool: bytes for values (the budget less `problem.fixed`).
       effort: how long to refine.
-      starts: plans for other pools to begin with; from scratch if none can be made to
-        fit.
+      starts: plans for other pools, to begin with beside the program's order.
       is_packed: count what packing loses too (`buffer_assignment`), not just the
         bytes alive at once.
 

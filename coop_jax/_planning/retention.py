@@ -197,6 +197,10 @@ class Retention:
                 self._apply(Edit(op, position, False))
             for position in sorted(set(wanted).difference(present)):
                 self._apply(Edit(op, position, True))
+        # Counted anew: what rounding left in it depends on all that was done before.
+        self.cost = 0.0
+        for op, runs in zip(self.problem.ops, self.runs, strict=True):
+            self.cost += op.cost * len(runs)
 
     # Bookkeeping
 

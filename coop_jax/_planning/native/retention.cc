@@ -207,6 +207,10 @@ void Retention::Restore(const Positions& wanted) {
       if (!Contains(present, position)) Apply({op, position, true});
     }
   }
+  cost_ = 0;
+  for (OpId op = 0; op < length_; ++op) {
+    cost_ += problem_.ops[op].cost * static_cast<double>(runs_[op].size());
+  }
 }
 
 void Retention::Flush() {
