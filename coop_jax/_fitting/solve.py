@@ -44,7 +44,8 @@ _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
 _WORTH_LOOSENING = 0.03
 _FIRST_MARGIN = 1.02
-_FLOOR_SLACK = 1.05
+_FLOOR_SLACKS = (1.05, 1.1)
+_WORTH_RELAXING = 0.05
 
 
 class Workbench:
@@ -139,18 +140,19 @@ class Workbench:
 
     def _seek_floor(self, effort: Effort) -> None:
         stage("looking for the smallest plan")
-        sought = self._sought[-1]
-        planned = self._timed(
-            lambda: self.planner.smallest(self.problem, effort, sought.in_vain)
-        )
+        sought, smallest = self._sought[-1], self.planner.smallest
+        planned = self._timed(lambda: smallest(self.problem, effort, sought.in_vain))
         sought.least_pool = planned.size
-        self._compile(planned)
+        found = self._compile(planned)
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
-        room = int(planned.size * _FLOOR_SLACK) + self.profile.standing
-        relaxed = self._plan(room, quick, starts=[])
-        if relaxed is not None:
-            self._compile(relaxed)
+        for slack in _FLOOR_SLACKS:
+            room = int(planned.size * slack) + self.profile.standing
+            relaxed = self._plan(room, quick, starts=[])
+            if relaxed is not None:
+                found = self._compile(relaxed)
+            if found.surplus <= _WORTH_RELAXING * found.predicted:
+                break
 
     def finish(self, candidate: Candidate) -> Candidate:
         """The candidate as a program to run; it may only have been probed."""
