@@ -61,7 +61,7 @@ def test_plans_are_the_same_on_any_number_of_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for seed in range(4):
-        problem = random_problem(seed, 80)
+        problem = with_uneven_costs(random_problem(seed, 80))
         pool = int(0.6 * Retention(problem).peak())
         plans = []
         for count in (1, 4):
