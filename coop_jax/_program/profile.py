@@ -17,12 +17,13 @@ from .._native.chains import choose_chains
 from .._native.program_words import InplaceProgram
 from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
-from .cost import RATES, DeviceRates, nbytes, work
+from .cost import RATES, DeviceRates, work
 from .hlo import OwnedBuffer
+from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
-from .units import FUSIBLE, Graph, Unit, choose_roots
+from .units import Graph, Unit, choose_roots
 from .workspace import workspace
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
@@ -104,7 +105,8 @@ def profile(
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
     left = [b for b in made_up if _equation(b) not in pools]
     standing, spread = _constants(graph, units, left)
-    builder = _ProblemBuilder(graph, owned, spread, rates, programs)
+    overwriting = Overwriting(graph, units, owned, programs)
+    builder = _ProblemBuilder(graph, owned, spread, rates, programs, overwriting)
     for unit in units:
         builder.add(unit)
     problem = Problem(
@@ -205,12 +207,14 @@ class _ProblemBuilder:
         spread: Mapping[int, list[OwnedBuffer]],
         rates: DeviceRates,
         programs: Mapping[int, InplaceProgram],
+        overwriting: Overwriting,
     ) -> None:
         self.graph = graph
         self.owned = owned
         self.spread = spread
         self.rates = rates
         self.programs = programs
+        self.overwriting = overwriting
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.variables: list[Variable] = []
@@ -238,7 +242,7 @@ class _ProblemBuilder:
                 workspace=self._workspace(unit),
                 is_recomputable=self._is_recomputable(unit),
                 is_expensive=operations > _DENSE_FLOPS_PER_BYTE * touched,
-                in_place=self._in_place(unit, equation),
+                in_place=self._in_place(unit),
             )
         )
 
@@ -285,68 +289,9 @@ class _ProblemBuilder:
             return 0
         return workspace(self.graph, unit, self.owned, self.spread)
 
-    def _in_place(self, unit: Unit, equation: Equation):
-        """Elementwise results may take the bytes of an input of the same type.
-
-        What a loop carries stays in one place.
-        """
-        graph = self.graph
-        if unit.root in self.programs:
-            return self._overwritable(self.programs[unit.root], equation)
-        if equation.primitive.name == "scan":
-            return self._carried(unit, equation)
-        if any(
-            graph.equations[k].primitive.name not in FUSIBLE
-            or graph.equations[k].primitive.name in ("transpose", "concatenate", "rev")
-            for k in (*unit.inlined, unit.root)
-        ):
-            return ()
-        avals = graph.program.avals
-        return tuple(
-            (self._value_of[source], self._value_of[target])
-            for source in unit.inputs
-            for target in equation.outputs
-            if source in graph.producer
-            # XLA lets nothing take over what shares its bytes with a call's operand.
-            and graph.producer[source] not in self.programs
-            and not self._is_viewed(source)
-            and target not in graph.outputs
-            and nbytes(avals[source]) == nbytes(avals[target])
-            and avals[source].dtype == avals[target].dtype
-        )
-
-    def _is_viewed(self, source: Variable) -> bool:
-        """Whether XLA wrote the value in another shape than it is read in."""
-        size = self.graph.bytes(source)
-        written = self.owned.get(self.graph.producer[source], ())
-        results = [b for b in written if b.origin == "equation" and b.size == size]
-        return bool(results) and all(b.is_viewed for b in results)
-
-    def _overwritable(self, program: InplaceProgram, equation: Equation):
-        """What the result of an in-place call may overwrite."""
-        (target,) = equation.outputs
-        sources = [program.operands[k].variable for k in program.overwritable]
-        return tuple(
-            (self._value_of[source], self._value_of[target])
-            for source in sources
-            if source in self.graph.producer and source in self._value_of
-        )
-
-    def _carried(
-        self, unit: Unit, equation: Equation
-    ) -> tuple[tuple[ValueId, ValueId], ...]:
-        """Pairs of what a scan carries in and out, both in the pool."""
-        consts, carry, _ = (len(part) for part in equation.params["ft_in"].unpack())
-        starts = equation.inputs[consts : consts + carry]
-        owned = {v for v in unit.inputs if v in self.graph.producer}
-        pairs = []
-        for start, end in zip(starts, equation.outputs, strict=False):
-            if isinstance(start, Literal) or end in self.graph.outputs:
-                continue
-            source = self.graph.resolve(start)
-            if source in owned and source not in self.graph.outputs:
-                pairs.append((self._value_of[source], self._value_of[end]))
-        return tuple(pairs)
+    def _in_place(self, unit: Unit) -> tuple[tuple[ValueId, ValueId], ...]:
+        pairs = self.overwriting.pairs(unit)
+        return tuple((self._value_of[a], self._value_of[b]) for a, b in pairs)
 
 
 def is_recomputable(equation: Equation, repeats_collectives: bool = False) -> bool:

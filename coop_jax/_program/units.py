@@ -45,6 +45,9 @@ FUSIBLE = VIEWS | {
 LAYOUTS = {"rev", "transpose"}
 """Equations that only move bytes about."""
 
+ACCUMULATING = {"scatter-add", "select_and_scatter_add"}
+"""Equations that XLA makes onto what their result is added to."""
+
 _PICKS = {"dynamic_slice", "gather", "slice", "split"}
 """Equations that read no more of their operand than they return."""
 
@@ -129,8 +132,15 @@ class Graph:
             place
             for k in order
             for place in _spread_literals(k, self.equations[k], self.equations[root])
+            if not self._is_accumulated(k, root)
         )
         return Unit(root, order, tuple(sorted(inputs)), literals)
+
+    def _is_accumulated(self, k: int, root: int) -> bool:
+        """Whether these are the zeros of a scatter that XLA makes onto what it adds."""
+        readers = self.consumers[self.equations[k].outputs[0]]
+        names = {self.equations[r].primitive.name for r in readers if r != root}
+        return bool(names & ACCUMULATING)
 
     def touched(self, unit: Unit) -> int:
         """Bytes that a unit reads and writes.
@@ -269,17 +279,17 @@ def _merge_accumulations(
     """Makes one unit of two equations that XLA made one instruction.
 
     XLA turns `x + scatter(zeros)` into a scatter onto `x` and a product plus `x` into
-    one library call: the first equation's buffer lies where `x` did, and the sum has
-    none.
+    one library call: the first equation's buffer lies where `x` does. What the sum owns
+    then is a copy of it in another layout.
     """
     for k in sorted(roots):
         equation = graph.equations[k]
         if len(equation.outputs) != 1 or graph.is_read_by_caller(k):
             continue
-        if equation.primitive.name in _LOOPS:
+        if equation.primitive.name in _LOOPS | FUSIBLE:
             continue
         readers = graph.consumers[graph.equations[k].outputs[0]]
-        if len(readers) != 1 or owned.get(readers[0]):
+        if len(readers) != 1:
             continue
         sum_ = readers[0]
         if graph.equations[sum_].primitive.name not in ("add", "add_any"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from .hlo import OwnedBuffer
-from .units import FUSIBLE, LAYOUTS, Graph, Unit
+from .units import ACCUMULATING, FUSIBLE, LAYOUTS, Graph, Unit
 
 type Owned = Mapping[int, Sequence[OwnedBuffer]]
 """Buffers by equation."""
@@ -23,16 +23,16 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
     """
     results = [graph.bytes(v) for v in graph.equations[unit.root].outputs]
     nameless = _nameless(graph, unit, owned)
-    layouts = [
+    inside = [
         buffer
         for k in unit.inlined
-        if graph.equations[k].primitive.name in LAYOUTS
+        if graph.equations[k].primitive.name in LAYOUTS | ACCUMULATING
         for buffer in owned.get(k, ())
     ]
     # A loop writes its results over and over, in one place.
     distinct = {
         (b.allocation, b.offset, b.size): b
-        for b in (*owned.get(unit.root, ()), *layouts, *spread.get(unit.root, ()))
+        for b in (*owned.get(unit.root, ()), *inside, *spread.get(unit.root, ()))
     }
     counted = []
     for buffer in distinct.values():

@@ -1,0 +1,133 @@
+"""Which results may take the bytes of an operand that dies, by XLA's rules.
+
+XLA's heap simulator gives a result the place of an operand where the instruction is
+elementwise in it, the operand is what another instruction wrote and not a view of that,
+and neither of the two shares its place otherwise: what a loop starts from or ends with,
+and an array before and after part of it is updated in place, take no bytes over from an
+elementwise operand and pass none on to an elementwise reader.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .._native.program_words import InplaceProgram
+from .cost import nbytes
+from .hlo import OwnedBuffer
+from .trace import Equation, Literal, Variable
+from .units import ACCUMULATING, FUSIBLE, Graph, Unit
+
+type Pair = tuple[Variable, Variable]
+"""An operand, and the result that may take its bytes."""
+
+_UPDATES = {
+    "dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min",
+    "scatter-mul", "scatter-sub",
+}  # fmt: skip
+"""Equations that XLA makes in their first operand, or in a copy of it."""
+
+_OPAQUE = {"cond", "while"}
+_MOVING = {"concatenate", "rev", "transpose"}
+"""Fusible equations that read elsewhere than they write."""
+
+
+class Overwriting:
+    """The pairs of every unit of a program.
+
+    Args:
+      graph: of the program.
+      units: all of them.
+      owned: what XLA assigned to each equation.
+      programs: per root, the chain that an in-place call computes.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        units: Iterable[Unit],
+        owned: Mapping[int, Sequence[OwnedBuffer]],
+        programs: Mapping[int, InplaceProgram],
+    ) -> None:
+        self._graph = graph
+        self._owned = owned
+        self._programs = programs
+        self._shared: set[Variable] = set()
+        for unit in units:
+            starts = self._kept(unit)
+            if starts is not None:
+                results = graph.equations[unit.root].outputs
+                self._shared.update(results, (start for start, _ in starts))
+
+    def pairs(self, unit: Unit) -> tuple[Pair, ...]:
+        """Pairs (input, output) of a unit, both in the pool."""
+        graph = self._graph
+        found = self._kept(unit)
+        if found is None:
+            moves = any(self._moves(k) for k in (*unit.inlined, unit.root))
+            found = [] if moves else self._elementwise(unit)
+        return tuple(
+            (source, target)
+            for source, target in found
+            if source in graph.producer
+            and source in unit.inputs
+            and target not in graph.outputs
+        )
+
+    def _kept(self, unit: Unit) -> list[Pair] | None:
+        """Pairs of a loop, a call or an update in place; None for all else."""
+        graph, root = self._graph, self._graph.equations[unit.root]
+        if unit.root in self._programs:
+            program = self._programs[unit.root]
+            sources = [program.operands[k].variable for k in program.overwritable]
+        elif root.primitive.name == "scan":
+            return _carried(graph, root)
+        elif root.primitive.name in _OPAQUE:
+            return []
+        elif root.primitive.name in _UPDATES:
+            operand = root.inputs[0]
+            sources = [] if isinstance(operand, Literal) else [graph.resolve(operand)]
+        elif any(self._name(k) in ACCUMULATING for k in unit.inlined):
+            reads = graph.reads(unit.root)
+            sources = [v for v in reads if self._has_bytes_of(v, root)]
+        else:
+            return None
+        return [(source, root.outputs[0]) for source in sources]
+
+    def _elementwise(self, unit: Unit) -> list[Pair]:
+        root = self._graph.equations[unit.root]
+        if root.outputs[0] in self._shared:
+            return []
+        return [
+            (source, root.outputs[0])
+            for source in unit.inputs
+            if source not in self._shared
+            and not self._is_viewed(source)
+            and self._has_bytes_of(source, root)
+        ]
+
+    def _has_bytes_of(self, source: Variable, root: Equation) -> bool:
+        avals = self._graph.program.avals
+        a, b = avals[source], avals[root.outputs[0]]
+        return nbytes(a) == nbytes(b) and a.dtype == b.dtype
+
+    def _moves(self, k: int) -> bool:
+        return self._name(k) not in FUSIBLE or self._name(k) in _MOVING
+
+    def _is_viewed(self, source: Variable) -> bool:
+        """Whether XLA wrote the value in another shape than it is read in."""
+        size = self._graph.bytes(source)
+        written = self._owned.get(self._graph.producer.get(source, -1), ())
+        results = [b for b in written if b.origin == "equation" and b.size == size]
+        return bool(results) and all(b.is_viewed for b in results)
+
+    def _name(self, k: int) -> str:
+        return self._graph.equations[k].primitive.name
+
+
+def _carried(graph: Graph, scan: Equation) -> list[Pair]:
+    """What a scan carries stays in one place."""
+    consts, carry, _ = (len(part) for part in scan.params["ft_in"].unpack())
+    starts = scan.inputs[consts : consts + carry]
+    return [
+        (graph.resolve(start), end)
+        for start, end in zip(starts, scan.outputs, strict=False)
+        if not isinstance(start, Literal) and graph.resolve(start) not in graph.outputs
+    ]
