@@ -17,7 +17,7 @@ assignment and cost nothing at run time.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -56,8 +56,9 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     """
 
     def planned(*arguments: Any) -> list[Any]:
-        cut = parts(profile.problem, positions, _alone(profile))
-        return _Emission(profile, arguments).run(cut)
+        alone = _alone(profile)
+        cut = parts(profile.problem, positions, alone)
+        return _Emission(profile, alone, arguments).run(cut)
 
     return planned
 
@@ -65,8 +66,11 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
 class _Emission:
     """Environment of one trace."""
 
-    def __init__(self, profile: Profile, arguments: Sequence[Any]) -> None:
+    def __init__(
+        self, profile: Profile, alone: Set[OpId], arguments: Sequence[Any]
+    ) -> None:
         self.profile = profile
+        self.alone = alone
         self.program = profile.program
         self.env: dict[Variable, Any] = dict(
             zip(self.program.arguments, arguments, strict=True)
@@ -155,11 +159,16 @@ class _Emission:
         Returns:
           The literals that now come from behind the barrier.
         """
+        units = self.profile.units
+        calls_library = part[-1] in self.alone
         places = dict.fromkeys(
             place
             for op in part
             if op not in self.profile.calls
-            for place in self.profile.units[op].literals
+            for place in (
+                *units[op].literals,
+                *(units[op].scalars if calls_library else ()),
+            )
         )
         literals = [self._literal(*place) for place in places]
         for op in part:

@@ -69,6 +69,8 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
 
+_CALLS = ("convolution", "dot")
+
 _NAMELESS = 8
 """Instructions without a name that may lie between one and its name."""
 
@@ -92,6 +94,8 @@ class OwnedBuffer:
       is_viewed: everything that reads it reads its bytes in another shape. XLA gives a
         result the bytes of an operand that dies only where the instruction that wrote
         those is the operand itself.
+      call: bytes of the result of a product or convolution that XLA left no name, if
+        this is that or made up for it to read; then `op_name` is that of its reader.
     """
 
     op_name: str
@@ -102,6 +106,7 @@ class OwnedBuffer:
     is_temporary: bool
     origin: Literal["equation", "reader", "constants"] = "equation"
     is_viewed: bool = False
+    call: int = 0
 
 
 def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
@@ -114,6 +119,11 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
     """
     module, assignment = _module_and_assignment(compiled, dump)
     instructions = {i.id: i for c in module.computations for i in c.instructions}
+    sizes = {
+        b.defined_at.instruction_id: b.size
+        for b in assignment.logical_buffers
+        if not b.defined_at.shape_index
+    }
     names = _Names(module, instructions)
     logical = {b.id: b for b in assignment.logical_buffers}
     found = []
@@ -127,12 +137,13 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
             if instruction is None or instruction.opcode in _NOT_WRITTEN:
                 continue
             place = list(defined.shape_index)
-            owners, origin = [names.of(instruction, place)], ""
+            owners, origin, call = [names.of(instruction, place)], "", None
             if owners == [""]:
                 is_constant = names.is_from_constants(instruction, place)
                 origin = "constants" if is_constant else "reader"
                 owners = names.of_readers(instruction, place) or [""]
                 owners = owners if is_constant else owners[:1]
+                call = names.call(instruction)
             found += [
                 OwnedBuffer(
                     name,
@@ -143,6 +154,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     is_temporary,
                     origin or "equation",
                     names.is_viewed(instruction),
+                    0 if call is None else sizes.get(call.id, 0),
                 )
                 for name in owners
             ]
@@ -170,6 +182,11 @@ class _Names:
     def __init__(self, module: Any, instructions: dict[int, Any]) -> None:
         self._instructions = instructions
         self._roots = {c.id: c.root_id for c in module.computations}
+        self._arguments = {
+            i.metadata.op_name
+            for i in instructions.values()
+            if i.opcode == "parameter" and i.metadata.op_name
+        }
         self._readers = defaultdict(list)
         for reader in instructions.values():
             for operand in reader.operand_ids:
@@ -178,12 +195,32 @@ class _Names:
     def of(self, instruction: Any, place: list[int]) -> str:
         """A fusion is named after what computes this result inside it."""
         own = instruction.metadata.op_name
+        if self.call(instruction) is not None:
+            return ""
         if instruction.opcode != "fusion":
             return own or self._of_operand(instruction)
         root = self._computing(instruction, place)
         if not root.metadata.op_name and place and self._is_from_constants(root):
             return ""
         return root.metadata.op_name or self._of_operand(root) or own
+
+    def call(self, instruction: Any) -> Any | None:
+        """The call without a name that this is, or that it was made up for."""
+        if self._is_named(instruction):
+            return None
+        if self._is_call(instruction):
+            return instruction
+        readers = self._readers[instruction.id]
+        if len(readers) == 1 and self._is_call(readers[0]):
+            return None if self._is_named(readers[0]) else readers[0]
+        return None
+
+    def _is_named(self, instruction: Any) -> bool:
+        computing = self._computing(instruction, [])
+        return bool(instruction.metadata.op_name or computing.metadata.op_name)
+
+    def _is_call(self, instruction: Any) -> bool:
+        return self._computing(instruction, []).opcode in _CALLS
 
     def is_viewed(self, instruction: Any) -> bool:
         """Whether nothing but bitcasts reads it."""
@@ -197,7 +234,9 @@ class _Names:
         return self._is_from_constants(instruction)
 
     def _computing(self, fusion: Any, place: list[int]) -> Any:
-        """What computes this result inside a fusion."""
+        """What computes this result inside a fusion; all else is its own."""
+        if fusion.opcode != "fusion":
+            return fusion
         root = self._instructions[self._roots[fusion.called_computation_ids[0]]]
         if place and root.opcode == "tuple":
             return self._instructions[root.operand_ids[place[0]]]
@@ -239,7 +278,7 @@ class _Names:
             count = len(self._instructions[called].operand_ids)
             names = [self.of(instruction, [i]) for i in range(count)]
         own = (instruction.metadata.op_name, self.of(instruction, []))
-        return [name for name in (*names, *own) if name]
+        return [n for n in (*names, *own) if n and n not in self._arguments]
 
     def _of_operand(self, instruction: Any) -> str:
         """Copies, bitcasts and the like carry the name of what they copy."""

@@ -19,6 +19,7 @@ from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
 from .cost import RATES, DeviceRates, work
 from .hlo import OwnedBuffer
+from .nameless import named
 from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .shards import communicates, localized
@@ -97,6 +98,7 @@ def profile(
     owned |= {k: buffers_by_windows(program, k, owned.get(k, ())) for k in pools}
     program = by_windows(program, pools)
     graph = Graph(program)
+    owned = named(graph, owned)
     roots = choose_roots(graph, owned)
     programs: dict[int, InplaceProgram] = {}
     if inplace:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from .cost import nbytes
 from .hlo import OwnedBuffer
-from .trace import Equation, Literal, Program, Variable
+from .trace import Atom, Equation, Literal, Program, Variable
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
          "name", "pcast", "pvary", "random_wrap", "random_unwrap"}  # fmt: skip
@@ -64,12 +64,14 @@ class Unit:
       inputs: variables it reads that other units own, and arguments.
       literals: (equation, input) places where XLA would spread a literal over an array
         of its own.
+      scalars: more such places if XLA takes the unit into a library call that reads it.
     """
 
     root: int
     inlined: tuple[int, ...]
     inputs: tuple[Variable, ...]
     literals: tuple[tuple[int, int], ...]
+    scalars: tuple[tuple[int, int], ...] = ()
 
 
 class Graph:
@@ -128,13 +130,26 @@ class Graph:
                     seen.add(source)
                     todo.append(source)
         order = tuple(sorted(inlined))
-        literals = tuple(
-            place
+        spread = [
+            (k, i)
             for k in order
-            for place in _spread_literals(k, self.equations[k], self.equations[root])
-            if not self._is_accumulated(k, root)
-        )
-        return Unit(root, order, tuple(sorted(inputs)), literals)
+            if self.equations[k].primitive.name == "broadcast_in_dim"
+            and not self._is_accumulated(k, root)
+            for i in _literals(self.equations[k])
+        ]
+        scalars = [
+            (k, i)
+            for k in (*order, root)
+            if self.equations[k].primitive.name != "broadcast_in_dim"
+            for i in _literals(self.equations[k])
+            if _is_scalar(self.equations[k].inputs[i])
+        ]
+        if self.equations[root].primitive.name not in FUSIBLE:
+            # XLA:CPU hands its YNN fusions whole arrays.
+            spread += [place for place in scalars if place[0] != root]
+            scalars = []
+        inputs.sort()
+        return Unit(root, order, tuple(inputs), tuple(sorted(spread)), tuple(scalars))
 
     def _is_accumulated(self, k: int, root: int) -> bool:
         """Whether these are the zeros of a scatter that XLA makes onto what it adds."""
@@ -173,7 +188,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
     for k, equation in enumerate(graph.equations):
         if equation.is_barrier:
             continue
-        sizes = {size for v in equation.outputs for size in _sizes(graph, v)}
+        sizes = {size for v in equation.outputs for size in held_sizes(graph, v)}
         is_owner = any(
             buffer.size in sizes and buffer.origin == "equation"
             for buffer in owned.get(k, ())
@@ -194,7 +209,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
     return roots
 
 
-def _sizes(graph: Graph, variable: Variable) -> set[int]:
+def held_sizes(graph: Graph, variable: Variable) -> set[int]:
     """Bytes that XLA may hold a value in: 16-bit floats also as float32 (CPU)."""
     size, dtype = graph.bytes(variable), graph.program.avals[variable].dtype
     is_short_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
@@ -363,19 +378,9 @@ def reading_units(graph: Graph, roots: set[int]) -> dict[int, set[int]]:
     return readers
 
 
-def _spread_literals(
-    k: int, equation: Equation, root: Equation
-) -> list[tuple[int, int]]:
-    """Literals of an inlined equation that become arrays in XLA's program.
+def _literals(equation: Equation) -> list[int]:
+    return [i for i, atom in enumerate(equation.inputs) if isinstance(atom, Literal)]
 
-    A broadcast literal may; a scalar operand does where the chain ends in a library
-    call (XLA:CPU hands its YNN fusions whole arrays).
-    """
-    is_broadcast = equation.primitive.name == "broadcast_in_dim"
-    if not is_broadcast and root.primitive.name in FUSIBLE:
-        return []
-    return [
-        (k, place)
-        for place, atom in enumerate(equation.inputs)
-        if isinstance(atom, Literal) and atom.aval.shape == ()
-    ]
+
+def _is_scalar(atom: Atom) -> bool:
+    return isinstance(atom, Literal) and atom.aval.shape == ()
