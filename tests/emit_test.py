@@ -4,12 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.emit import emit
 from coop_jax._fitting.parts import overwriting, parts
 from coop_jax._measure import memory_use
 from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._program.hlo import owned_buffers
 from coop_jax._program.profile import profile, scope
 
 # The gradient of a weight (argument 0), its momentum (argument 1), the product that
@@ -69,3 +71,33 @@ def test_a_donated_weight_is_not_copied_for_what_reads_it_just_before_its_update
     positions[names.index("dot_general")] += (update,)
     planned = memory_use(flat.compile(emit(found, positions)))
     assert planned.temp < 1024 * 1024 * 4, "XLA copied the weight"
+
+
+def test_no_array_of_zeros_stands_for_a_maximum_taken_into_a_pool() -> None:
+    def step(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+
+        def convolved(x):
+            return lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=layout
+            )
+
+        y = jnp.maximum(convolved(x) * 2, 0.0)
+        twice = convolved(y)
+        window = (1, 2, 2, 1)
+        return twice, lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID")
+
+    x = jax.ShapeDtypeStruct((4, 64, 64, 16), jnp.float32)
+    args = (x, jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.float32))
+    flat = flat_step(jax.jit(step).trace(*args), args)
+    program = flat.program
+    compiled, buffers = flat.compile_with_buffers(
+        lambda *values: program.evaluate(values, scope)
+    )
+    found = profile(program, buffers, memory_use(compiled).fixed, "cpu")
+    names = [op.name for op in found.problem.ops]
+    positions: list[tuple[int, ...]] = [(k,) for k in range(len(names))]
+    positions[names.index("max")] += (names.index("reduce_window_max"),)
+    planned = flat.compile(emit(found, positions))
+    made_up = [b for b in owned_buffers(planned) if b.origin == "constants"]
+    assert all(b.size < 4 * 64 * 64 * 16 for b in made_up)

@@ -78,6 +78,72 @@ def test_nothing_overwrites_what_xla_wrote_in_another_shape() -> None:
     assert memory.temp >= 2 * 2 * 8 * 8 * 16 * 4
 
 
+def test_what_is_updated_in_place_takes_and_gives_no_bytes_elementwise() -> None:
+    def updated(x, w, rows, i):
+        start = jnp.tanh(x @ w)
+        end = start.at[i].set(rows)
+        sine = jnp.sin(end)
+        return jnp.sum(jnp.tanh(sine @ w)), jnp.sum(jnp.tanh(sine.T @ w))
+
+    rows, i = float32(2, 1024), jax.ShapeDtypeStruct((2,), jnp.int32)
+    args = (float32(1024, 1024), float32(1024, 1024), rows, i)
+    found, _, memory = profiled(updated, *args)
+    pairs = {op.name: op.in_place for op in found.problem.ops if op.outputs}
+    ((source, target),) = pairs["scatter"]
+    made_by = [ops(found)[found.problem.producer[v]] for v in (source, target)]
+    assert made_by == ["tanh", "scatter"]
+    assert pairs["tanh"] == pairs["sin"] == ()
+    # The product beside what starts the update; its end beside the sine.
+    alive = live_bytes(found.problem, found.problem.program_order)
+    assert max(alive) == pytest.approx(2 * 1024 * 1024 * 4, rel=0.01)
+    assert memory.temp == pytest.approx(max(alive), rel=0.01)
+
+
+def test_a_scatter_onto_what_it_is_added_to_is_one_op() -> None:
+    def loss(x, w, labels):
+        logits = x @ w
+        chosen = jnp.take_along_axis(logits, labels[:, None], axis=1)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=1) - chosen[:, 0])
+
+    labels = jax.ShapeDtypeStruct((512,), jnp.int32)
+    args = (float32(512, 256), float32(256, 2048), labels)
+    found, _, _ = profiled(jax.grad(loss, argnums=(0, 1)), *args)
+    assert "scatter-add" in inlined(found, "add_any")
+    unit = found.units[ops(found).index("add_any")]
+    assert not unit.literals, "XLA sees the zeros that it scatters onto the sum"
+    add = found.problem.ops[ops(found).index("add_any")]
+    ((source, target),) = add.in_place
+    assert target in add.outputs
+    large = [v for v in add.inputs if found.problem.values[v].size == 512 * 2048 * 4]
+    assert [source] == large
+
+
+def test_a_convolution_that_xla_left_no_name_has_what_was_turned_around_for_it() -> (
+    None
+):
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def step(kernel, momentum, x):
+        def loss(kernel):
+            y = lax.conv_transpose(x, kernel, (2, 2), "SAME", dimension_numbers=layout)
+            return jnp.sum(jnp.cos(y))
+
+        gradient = jax.grad(loss)(kernel)
+        momentum = 0.9 * momentum + 0.1 * gradient
+        return kernel - momentum, momentum
+
+    kernel, images = float32(2, 2, 32, 16), float32(4, 46, 60, 32)
+    args = (kernel, kernel, images)
+    found, _, _ = profiled(step, *args, donate_argnums=(0, 1))
+    gradient, _ = (
+        op for op in reversed(found.problem.ops) if op.name == "conv_general_dilated"
+    )
+    turned = 4 * 46 * 60 * 32 * 4
+    assert gradient.workspace >= turned
+    rest = [op for op in found.problem.ops if op.name != "conv_general_dilated"]
+    assert all(op.workspace < turned / 8 for op in rest)
+
+
 def test_a_product_is_part_of_the_transpose_that_xla_writes() -> None:
     def layer(x, w):
         y = jax.vmap(lambda row: w @ row)(x)
