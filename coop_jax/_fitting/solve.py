@@ -148,7 +148,7 @@ class Workbench:
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
         for slack in _FLOOR_SLACKS:
             room = int(planned.size * slack) + self.profile.standing
-            relaxed = self._plan(room, quick, starts=[])
+            relaxed = self._plan(room, quick, [planned.positions])
             if relaxed is not None:
                 found = self._compile(relaxed)
             if found.surplus <= _WORTH_RELAXING * found.predicted:
