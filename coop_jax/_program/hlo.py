@@ -38,7 +38,10 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "id": (5, "int64"),
         "root_id": (6, "int64"),
     },
-    "HloModule": {"computations": (3, "Computation*")},
+    "HloModule": {
+        "computations": (3, "Computation*"),
+        "entry_computation_id": (6, "int64"),
+    },
     "DefinedAt": {"shape_index": (3, "int64*"), "instruction_id": (4, "int64")},
     "LogicalBuffer": {
         "id": (1, "int64"),
@@ -184,7 +187,9 @@ class _Names:
         self._roots = {c.id: c.root_id for c in module.computations}
         self._arguments = {
             i.metadata.op_name
-            for i in instructions.values()
+            for c in module.computations
+            if c.id == module.entry_computation_id
+            for i in c.instructions
             if i.opcode == "parameter" and i.metadata.op_name
         }
         self._readers = defaultdict(list)
