@@ -294,8 +294,8 @@ def _merge_accumulations(
     """Makes one unit of two equations that XLA made one instruction.
 
     XLA turns `x + scatter(zeros)` into a scatter onto `x` and a product plus `x` into
-    one library call: the first equation's buffer lies where `x` does. What the sum owns
-    then is a copy of it in another layout.
+    one library call: the first equation's buffer lies where `x` does, and the sum has
+    none, or, after a scatter, a copy in another layout.
     """
     for k in sorted(roots):
         equation = graph.equations[k]
@@ -307,6 +307,8 @@ def _merge_accumulations(
         if len(readers) != 1:
             continue
         sum_ = readers[0]
+        if owned.get(sum_) and equation.primitive.name not in ACCUMULATING:
+            continue
         if graph.equations[sum_].primitive.name not in ("add", "add_any"):
             continue
         places = _places(owned.get(k, ()))
