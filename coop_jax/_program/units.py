@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from .cost import nbytes
 from .hlo import OwnedBuffer
-from .trace import Atom, Equation, Literal, Program, Variable
+from .trace import Equation, Literal, Program, Variable
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
          "name", "pcast", "pvary", "random_wrap", "random_unwrap"}  # fmt: skip
@@ -135,14 +135,13 @@ class Graph:
             for k in order
             if self.equations[k].primitive.name == "broadcast_in_dim"
             and not self._is_accumulated(k, root)
-            for i in _literals(self.equations[k])
+            for i in _scalars(self.equations[k])
         ]
         scalars = [
             (k, i)
             for k in (*order, root)
             if self.equations[k].primitive.name != "broadcast_in_dim"
-            for i in _literals(self.equations[k])
-            if _is_scalar(self.equations[k].inputs[i])
+            for i in _scalars(self.equations[k])
         ]
         if self.equations[root].primitive.name not in FUSIBLE:
             # XLA:CPU hands its YNN fusions whole arrays.
@@ -380,9 +379,10 @@ def reading_units(graph: Graph, roots: set[int]) -> dict[int, set[int]]:
     return readers
 
 
-def _literals(equation: Equation) -> list[int]:
-    return [i for i, atom in enumerate(equation.inputs) if isinstance(atom, Literal)]
-
-
-def _is_scalar(atom: Atom) -> bool:
-    return isinstance(atom, Literal) and atom.aval.shape == ()
+def _scalars(equation: Equation) -> list[int]:
+    """Which inputs are literals of one element."""
+    return [
+        i
+        for i, atom in enumerate(equation.inputs)
+        if isinstance(atom, Literal) and atom.aval.shape == ()
+    ]
