@@ -92,6 +92,19 @@ def test_they_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(list(found)) == 7
 
 
+@pytest.mark.usefixtures("processors")
+def test_a_start_may_be_found_on_the_way_or_not_at_all() -> None:
+    problem = random_problem(0, 80)
+    pool = int(0.6 * Retention(problem).peak())
+    expected = one_after_the_other(problem, pool)
+    late: list[Way] = []
+    for way in ways(problem):
+        late += [replace(way, start=lambda start=way.start: start)]
+        late += [replace(way, start=lambda: None)]
+    with Crew(problem, pool, EFFORT, True) as crew_:
+        assert list(crew_.follow(late, pool, EFFORT)) == expected
+
+
 def test_what_goes_wrong_in_a_way_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_):
         raise MemoryError("no room")

@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
+from coop_jax._planning import planner
 from coop_jax._planning.planner import Effort, plan, smallest
+from coop_jax._planning.refine import LocalSearch
+from coop_jax._planning.retention import Retention
 from coop_jax._planning.types import Op, Problem, Value, ValueId
 from coop_jax._planning.validate import live_bytes, validate
 
@@ -115,6 +118,23 @@ def test_the_smallest_pool_by_eye() -> None:
     planned = smallest(CHEAP_AND_DEAR)
     assert planned.fits
     assert planned.peak == 9
+
+
+def test_a_stride_down_that_is_missed_counts_for_as_far_as_it_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = plan(CHEAP_AND_DEAR, 100)
+    sizes = iter([99, 98, 98])
+    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, Effort())
+    monkeypatch.setattr(
+        search,
+        "reach",
+        lambda _: dataclasses.replace(start, size=next(sizes), peak=100, fits=False),
+    )
+    deepest = planner._deepen(
+        search, dataclasses.replace(start, size=100, fits=True), Effort()
+    )
+    assert (deepest.size, deepest.fits) == (98, True)
 
 
 def test_a_poor_plan_to_begin_with_does_not_make_a_poor_plan() -> None:

@@ -146,10 +146,12 @@ class Workbench:
         found = self._compile(planned)
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
+        starts = [planned.positions]
         for slack in _FLOOR_SLACKS:
             room = int(planned.size * slack) + self.profile.standing
-            relaxed = self._plan(room, quick, [planned.positions])
+            relaxed = self._plan(room, quick, starts)
             if relaxed is not None:
+                starts.append(relaxed.positions)
                 found = self._compile(relaxed)
             if found.surplus <= _WORTH_RELAXING * found.predicted:
                 break

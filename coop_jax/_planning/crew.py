@@ -7,7 +7,7 @@ plans are the same on every host.
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from .types import Problem
 _MOST_AT_ONCE = 6
 
 type AnySearch = NativeSearch | LocalSearch
+type Start = Positions | Callable[[], Positions | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,14 @@ class Way:
     """From where a search sets out, and how.
 
     Attributes:
-      start: positions to begin with.
+      start: positions to begin with, or what finds them, when the way is followed;
+        None if there are none.
       noise: most by which scores of gaps are changed at random, as a share.
       is_quick: take gaps by their estimates, without trying them.
       seed: of the random numbers.
     """
 
-    start: Positions
+    start: Start
     noise: float = 0.0
     is_quick: bool = False
     seed: int = 0
@@ -68,14 +70,21 @@ class Crew(AbstractContextManager):
     ) -> Iterator[Planned]:
         """What the ways come to, in their order, each with a little refinement.
 
-        The first is waited for before any other is begun: it may be the only one.
+        Ways that have no start are left out. The first is waited for before any other
+        is begun: it may be the only one.
 
         Args:
           ways: in their order; taken as needed.
           pool: bytes that a schedule may take.
           polish: effort of the refinement.
         """
-        under_way: deque[Future[Planned]] = deque()
+        found = self._followed(ways, pool, polish)
+        return (planned for planned in found if planned is not None)
+
+    def _followed(
+        self, ways: Iterable[Way], pool: int, polish: Effort
+    ) -> Iterator[Planned | None]:
+        under_way: deque[Future[Planned | None]] = deque()
         try:
             for turn, way in enumerate(ways):
                 if turn == 0:
@@ -90,7 +99,7 @@ class Crew(AbstractContextManager):
             for future in under_way:
                 future.cancel()
 
-    def _send(self, way: Way, pool: int, polish: Effort) -> Planned:
+    def _send(self, way: Way, pool: int, polish: Effort) -> Planned | None:
         try:
             search = self._resting.get_nowait()
         except Empty:
@@ -110,9 +119,12 @@ def open_search(
     return NativeSearch(problem, pool, effort, is_packed)
 
 
-def _follow(search: AnySearch, way: Way, pool: int, polish: Effort) -> Planned:
+def _follow(search: AnySearch, way: Way, pool: int, polish: Effort) -> Planned | None:
+    start = way.start() if callable(way.start) else way.start
+    if start is None:
+        return None
     search.begin(pool, way.seed)
-    found = search.reach(way.start, way.noise, way.is_quick)
+    found = search.reach(start, way.noise, way.is_quick)
     return search.refine(found, polish) if found.peak <= pool else found
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, islice
 
-from .crew import AnySearch, Crew, Way
+from .crew import AnySearch, Crew, Start, Way
 from .eviction import LOOKAHEAD
 from .online import run_online
 from .planned import Effort as Effort
@@ -38,6 +38,7 @@ _SHORTEST = 0.98
 _FURTHER_SHARES = (0.9, 0.97)
 _WAYS_TO_THE_FLOOR = 4
 _NOISY_WAYS = 12
+_NOISY_WAYS_DOWN = 8
 _ENOUGH_WAYS = 6
 _HOPELESS_WAYS = 4
 _NEAR = 1.1
@@ -111,10 +112,10 @@ def _little(effort: Effort) -> Effort:
     return dataclasses.replace(effort, rounds=effort.rounds // 4)
 
 
-def _ways(problem: Problem, pool: int) -> Iterator[Way]:
+def _ways(problem: Problem, pool: int, noisy: int = _NOISY_WAYS) -> Iterator[Way]:
     """From the seeds, and from the program's order again, a little at random."""
     yield from map(Way, _seeds(problem, pool))
-    for turn in range(_NOISY_WAYS):
+    for turn in range(noisy):
         is_quick = turn % 2 == 1
         yield Way(program_order(problem), _NOISE, is_quick, seed=turn + 1)
 
@@ -123,17 +124,19 @@ def _best(found: Iterable[Planned]) -> Planned:
     return reduce(lambda best, next_: next_ if next_.beats(best) else best, found)
 
 
-def _seeds(problem: Problem, pool: int) -> Iterator[Positions]:
+def _seeds(problem: Problem, pool: int) -> Iterator[Start]:
     """The unplanned schedule, then online Coop with look-ahead if it gets through.
 
     Each of its evictions looks at the whole pool: too slow in long programs.
     """
     yield program_order(problem)
-    if len(problem.ops) > _LONG:
-        return
+    if len(problem.ops) <= _LONG:
+        yield lambda: _online(problem, pool)
+
+
+def _online(problem: Problem, pool: int) -> Positions | None:
     run = run_online(problem, problem.fixed + pool, LOOKAHEAD, _SEED_STEPS_PER_OP)
-    if run.is_feasible:
-        yield positions(problem, run.schedule)
+    return positions(problem, run.schedule) if run.is_feasible else None
 
 
 def program_order(problem: Problem) -> Positions:
@@ -184,15 +187,15 @@ def smallest(
 
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
-    """Goes further down, with refinement where only packing is in the way."""
+    """Goes on down from a schedule, refining where only packing is in the way."""
     for _ in range(_ATTEMPTS):
         search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
         reached = search.reach(best.positions)
-        if reached.peak <= search.pool:
+        if reached.peak <= search.pool < reached.size:
             reached = search.refine(reached, _little(effort))
-        if not reached.fits:
+        if reached.size >= best.size:
             break
-        best = reached
+        best = dataclasses.replace(reached, fits=True)
     return best
 
 
@@ -201,7 +204,7 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> Planned:
     for _ in range(_ATTEMPTS):
         for share in _FURTHER_SHARES:
             pool = int(best.size * share)
-            ways = _ways(crew.lead.problem, pool)
+            ways = _ways(crew.lead.problem, pool, _NOISY_WAYS_DOWN)
             fresh = _followed(crew, pool, ways, effort)
             reached = next((found for found in fresh if found.fits), None)
             if reached is not None:
