@@ -143,10 +143,9 @@ class Workbench:
         sought, smallest = self._sought[-1], self.planner.smallest
         planned = self._timed(lambda: smallest(self.problem, effort, sought.in_vain))
         sought.least_pool = planned.size
-        found = self._compile(planned)
+        found, starts = self._compile(planned), [planned.positions]
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
-        starts = [planned.positions]
         for slack in _FLOOR_SLACKS:
             room = int(planned.size * slack) + self.profile.standing
             relaxed = self._plan(room, quick, starts)

@@ -28,6 +28,7 @@ from .._program.trace import Equation, Program
 from .._program.workspace import covered
 from .bodies import Body, iterations, run_with
 from .loop_report import BodyPlan
+from .random_bits import with_own_counters
 from .scan_emit import rewrite
 
 _MARGIN = 0.01
@@ -134,7 +135,7 @@ def _planned_body(body: Program, plans: Sequence[BodyPlan], platform: str) -> Bo
     deeper = _planned(body, [p for p in plans if p.place], platform)
     for at, function in deeper.items():
         equations[at] = replace(equations[at], instead=function)
-    moved = replace(body, equations=tuple(equations))
+    moved = with_own_counters(replace(body, equations=tuple(equations)))
     if own is None or found is None:
         return partial(_run, moved)
     return emit(replace(found, program=moved), own.positions)

@@ -1,0 +1,91 @@
+"""Random bits in bodies of loops: the same bits, without counters that stand."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from coop_jax._loops.random_bits import with_own_counters
+from coop_jax._program.trace import Program, flatten
+
+KEY = jax.random.key(7)
+SHAPES = [(), (1,), (5,), (3, 4), (2, 3, 5), (4, 1, 2, 3)]
+
+
+def body(function, *args) -> Program:
+    return flatten(jax.make_jaxpr(function)(*args), (False,) * len(args))
+
+
+def drawn(program: Program) -> int:
+    return sum(equation.instead is not None for equation in program.equations)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
+    program = with_own_counters(body(lambda k: jax.random.bits(k, shape), KEY))
+    assert drawn(program) == 1
+    (bits,) = jax.jit(program.evaluate)([KEY])
+    np.testing.assert_array_equal(bits, jax.random.bits(KEY, shape))
+
+
+def test_what_is_made_of_bits_is_the_same() -> None:
+    def draw(key):
+        one, other = jax.random.split(key)
+        return jax.random.normal(one, (7, 9)), jax.random.bernoulli(other, 0.3, (50,))
+
+    program = with_own_counters(body(draw, KEY))
+    assert drawn(program) == 2
+    for found, wanted in zip(
+        jax.jit(program.evaluate)([KEY]), jax.jit(draw)(KEY), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("draw", "key"),
+    [
+        (lambda k: jax.random.bits(k, (4,), np.uint8), KEY),
+        (lambda k: jax.random.bits(k, (4,)), jax.random.key(7, impl="rbg")),
+        (lambda k: jax.vmap(jax.random.bits)(k), jax.random.split(KEY, 3)),
+        (lambda k: jax.random.bits(k, (0,)), KEY),
+    ],
+    ids=["of 8 bits", "by another generator", "of several keys", "none"],
+)
+def test_other_bits_are_left_to_jax(draw, key) -> None:
+    program = with_own_counters(body(draw, key))
+    assert drawn(program) == 0
+    (bits,) = jax.jit(program.evaluate)([key])
+    np.testing.assert_array_equal(bits, draw(key))
+
+
+def test_bits_of_the_older_counters_are_left_to_jax() -> None:
+    with jax.threefry_partitionable(False):
+        program = body(lambda k: jax.random.bits(k, (4,)), KEY)
+    assert drawn(with_own_counters(program)) == 0
+
+
+def test_counters_do_not_stand_through_the_loop() -> None:
+    """XLA carries them through the loop as it is; only sums are carried else."""
+    size = 4096
+
+    def draw(key):
+        return jax.random.bits(key, (size,))
+
+    program = with_own_counters(body(draw, KEY))
+
+    def carried(draw) -> int:
+        def step(total, key):
+            return total + draw(key), ()
+
+        def loop(keys):
+            return lax.scan(step, jnp.zeros(size, jnp.uint32), keys)[0]
+
+        hlo = jax.jit(loop).lower(jax.random.split(KEY, 8)).compile().as_text()
+        (outer,) = re.findall(r"= \((.*u32\[8,2\].*)\) while\(", hlo)
+        return outer.count(f"u32[{size}]")
+
+    assert carried(draw) > 1
+    assert carried(lambda key: program.evaluate([key])[0]) == 1
