@@ -190,7 +190,7 @@ FUNCTIONS = {
     "tanh": (math.tanh, -20, 20),
     "logistic": (lambda x: 1 / (1 + math.exp(-x)), -80, 80),
     "erf": (math.erf, -6, 6),
-    "erfc": (math.erfc, -6, 9),
+    "erfc": (math.erfc, -6, 9.19),
     "sqrt": (math.sqrt, 0, 3e38),
     "rsqrt": (lambda x: 1 / math.sqrt(x), 1e-37, 3e38),
     "floor": (math.floor, -1e4, 1e4),
@@ -201,8 +201,8 @@ FUNCTIONS = {
 def spread(low: float, high: float) -> np.ndarray:
     """Points from everywhere in a range, small and large ones alike."""
     rng = np.random.default_rng(0)
-    linear = rng.uniform(low, high, 4000)
-    small = np.geomspace(1e-20, max(abs(low), abs(high)), 4000)
+    linear = rng.uniform(low, high, 200_000)
+    small = np.geomspace(1e-20, max(abs(low), abs(high)), 100_000)
     points = np.concatenate([linear, small, -small, [low, high]])
     points = points[(points >= low) & (points <= high)]
     return points.astype(np.float32)
@@ -215,7 +215,7 @@ def test_functions_of_float32_are_within_two_ulp(name: str) -> None:
     result = np.empty_like(x)
     program = [("load", F32, 0, 0, 0), (name, F32, 0, 0, 0)]
     assert run(elementwise(program, ["float32"] * 2, x.shape), [x, result]) == ""
-    want = np.array([function(float(v)) for v in x])
+    want = np.array([function(v) for v in x.tolist()])
     ulp = np.spacing(np.abs(want).astype(np.float32)).astype(np.float64)
     assert np.max(np.abs(result - want) / ulp) <= 2
 
@@ -251,7 +251,9 @@ def test_integer_powers_are_within_two_ulp(power: int) -> None:
 
 def test_special_values_go_through_as_in_the_c_library() -> None:
     x = floats([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45])
-    for name, function in (("exp", np.exp), ("log", np.log), ("tanh", np.tanh)):
+    erf, erfc = (np.vectorize(f, [np.float32]) for f in (math.erf, math.erfc))
+    functions = {"exp": np.exp, "log": np.log, "tanh": np.tanh}
+    for name, function in (functions | {"erf": erf, "erfc": erfc}).items():
         result = np.empty_like(x)
         program = [("load", F32, 0, 0, 0), (name, F32, 0, 0, 0)]
         assert run(elementwise(program, ["float32"] * 2, x.shape), [x, result]) == ""

@@ -95,6 +95,8 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
         COOP_UNARY_LINK(kExpm1, Expm1(x));
         COOP_UNARY_LINK(kTanh, Tanh(x));
         COOP_UNARY_LINK(kLogistic, Logistic(x));
+        COOP_UNARY_LINK(kErf, Erf(x));
+        COOP_UNARY_LINK(kErfc, Erfc(x));
         COOP_UNARY_LINK(kRoundBF16, RoundBF16(x));
         COOP_BINARY_LINK(kAdd, x + y);
         COOP_BINARY_LINK(kSub, x - y);

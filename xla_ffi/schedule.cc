@@ -25,6 +25,8 @@ std::optional<LinkOp> LinkOpOf(Opcode opcode, bool reversed) {
     case Opcode::kExpm1: return LinkOp::kExpm1;
     case Opcode::kTanh: return LinkOp::kTanh;
     case Opcode::kLogistic: return LinkOp::kLogistic;
+    case Opcode::kErf: return LinkOp::kErf;
+    case Opcode::kErfc: return LinkOp::kErfc;
     case Opcode::kRoundBF16: return LinkOp::kRoundBF16;
     case Opcode::kAdd: return LinkOp::kAdd;
     case Opcode::kSub: return reversed ? LinkOp::kSubFrom : LinkOp::kSub;

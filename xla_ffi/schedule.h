@@ -18,7 +18,7 @@ inline constexpr int64_t kRegisterBytes = kMaxRegisters * kBlockBytes;
 
 // What links do to float32s; those that take an operand last.
 enum class LinkOp {
-  kNeg, kAbs, kExp, kExpm1, kTanh, kLogistic, kRoundBF16,
+  kNeg, kAbs, kExp, kExpm1, kTanh, kLogistic, kErf, kErfc, kRoundBF16,
   kAdd, kSub, kSubFrom, kMul, kDiv, kDivInto, kMax, kMin,
 };
 
