@@ -83,7 +83,7 @@ def test_counters_do_not_stand_through_the_loop() -> None:
         def loop(keys):
             return lax.scan(step, jnp.zeros(size, jnp.uint32), keys)[0]
 
-        hlo = jax.jit(loop).lower(jax.random.split(KEY, 8)).compile().as_text()
+        hlo = jax.jit(loop).lower(jax.random.split(KEY, 8)).compile().as_text() or ""
         (outer,) = re.findall(r"= \((.*u32\[8,2\].*)\) while\(", hlo)
         return outer.count(f"u32[{size}]")
 
