@@ -1,6 +1,7 @@
 """Steps that scan over their layers, rewritten and run."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -15,8 +16,13 @@ from jax.ad_checkpoint import checkpoint_name
 import coop_jax
 from benchmarks.models import flax_scanned_gpt
 from coop_jax._fitting.compile import flat_step
+from coop_jax._loops import loop_solve
 from coop_jax._loops.loop_plan import Variant
 from coop_jax._loops.loop_sites import find_sites, rewritten
+from coop_jax._loops.scan_pairs import ScanParts
+from coop_jax._loops.spreading import spreads
+from coop_jax._planning.planner import Effort
+from coop_jax._program.trace import Literal
 
 WIDTH, ROWS, LAYERS = 16, 64, 12
 
@@ -159,6 +165,23 @@ def carried_key(weights, x):
     return train_step(loss_of, weights, x)
 
 
+def masked(weights, x):
+    """A causal mask, which differentiation spreads over rows in front of the loop."""
+
+    def loss_of(weights, x):
+        causal = jnp.tril(jnp.ones((WIDTH, WIDTH), bool))
+
+        def body(x, layer):
+            scores = jnp.tanh(x[:, :, None] * (x @ layer["up"])[:, None, :WIDTH])
+            share = jax.nn.softmax(jnp.where(causal, scores, -1e9))
+            mixed = jnp.einsum("bij,bj->bi", share, x)
+            return x + 0.1 * mixed @ layer["down"][:WIDTH], None
+
+        return jnp.mean(lax.scan(body, x, weights)[0] ** 2)
+
+    return train_step(loss_of, weights, x)
+
+
 STEPS = {
     "plain": functools.partial(train_step, scan_loss),
     "reverse": functools.partial(
@@ -172,6 +195,7 @@ STEPS = {
     "carried_key": carried_key,
     "mapped": mapped,
     "skipped": skipped,
+    "masked": masked,
 }
 
 
@@ -215,6 +239,24 @@ def test_rewritten_steps_compute_the_same(name):
         found = jax.jit(program.evaluate)(jax.tree.leaves(args))
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_what_is_only_spread_over_an_array_is_spread_inside_the_loop():
+    def spread_outside(program):
+        loops = [e for e in program.equations if e.primitive.name == "scan"]
+        reads = {
+            v
+            for e in loops
+            for v in e.inputs[: len(ScanParts.of(e).consts)]
+            if not isinstance(v, Literal)
+        }
+        return reads & spreads(program).keys()
+
+    written, (site,) = flat("masked").program, sites_of("masked")
+    assert spread_outside(written)
+    for variant in variants(site):
+        plan = site.loop_plan(variant)
+        assert not spread_outside(rewritten(written, [plan], "cpu"))
 
 
 def test_a_pair_inside_a_loop_is_found_in_its_place():
@@ -279,6 +321,32 @@ def test_fits_the_budget(name, budget):
         found,
         expected,
     )
+
+
+def test_bodies_that_are_over_in_their_order_are_planned_for_less(monkeypatch):
+    """In order they were thought to take 100 bytes at most, and take 110."""
+
+    def taking(temp) -> Any:
+        unplanned = SimpleNamespace(temp=temp)
+        bench = SimpleNamespace(unplanned=unplanned, profile=None, buffers=None)
+        return SimpleNamespace(bench=bench)
+
+    in_order, planned = [SimpleNamespace(cost=0.0)], [SimpleNamespace(cost=1.0)]
+    asked = []
+
+    def plan_bodies(_rewritten, _temp, room, _effort):
+        asked.append(room)
+        return in_order if room > 85 else planned
+
+    monkeypatch.setattr(loop_solve, "tie_bodies", lambda *_: in_order)
+    bench: Any = SimpleNamespace(
+        step=SimpleNamespace(platform="cpu"),
+        _plan_bodies=plan_bodies,
+        _with_bodies=lambda _, bodies: taking(110 if bodies is in_order else 95),
+        _cost_of_less=lambda *_: 2.0,
+    )
+    assert loop_solve.LoopWorkbench._squeeze(bench, taking(105), 100, Effort()) == 95
+    assert asked == [100, 90, 80]
 
 
 def test_the_plan_says_what_becomes_of_the_loop():

@@ -42,6 +42,7 @@ from .loop_sites import Site, find_sites, rewritten
 
 _MOST_COMPILES = 5
 _WORTH_LOOSENING = 0.03
+_PUSHES = (1, 2, 4)
 
 
 class LoopWorkbench:
@@ -233,17 +234,22 @@ class LoopWorkbench:
         temp = rewritten.bench.unplanned.temp
         if temp <= room:
             return temp
-        base = rewritten
+        base, news = rewritten, 0
         ties = tie_bodies(
             base.bench.profile, base.bench.buffers, temp, room, self.step.platform
         )
         if ties:
             tied = self._with_bodies(base, ties)
+            news = tied.bench.unplanned.temp - room
             if tied.bench.unplanned.temp < temp:
                 rewritten, temp = tied, tied.bench.unplanned.temp
         if temp <= room:
             return temp
         bodies = self._plan_bodies(base, temp, room, effort)
+        for push in _PUSHES:
+            # Bodies were thought to fit in their order, and they do not.
+            if bodies == ties and room > push * news > 0:
+                bodies = self._plan_bodies(base, temp, room - push * news, effort)
         inside = sum(body.cost for body in bodies)
         less = self._cost_of_less(base, temp - room)
         stage(
@@ -252,7 +258,7 @@ class LoopWorkbench:
             inside,
             less,
         )
-        if 0 < inside <= less:
+        if bodies != ties and inside <= less:
             planned = self._with_bodies(base, bodies)
             if planned.bench.unplanned.temp < temp:
                 rewritten, temp = planned, planned.bench.unplanned.temp

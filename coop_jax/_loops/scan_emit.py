@@ -31,6 +31,7 @@ from .loops import varying_like
 from .scan_pairs import ScanPair, ScanParts
 from .scan_plan import Keeping
 from .scan_problem import BodyProblem
+from .spreading import operand, spreads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +147,7 @@ class _Emission:
         self.step = self._half(before, [*results_first, *self.kept])
         self.step_alone = self._half(before, results_first)
         self.env: Mapping[Variable, Any] = {}
+        self.spread = spreads(program)
         self.stacks: dict[Variable, Any] = {}
         self.left = self.length % self.chunk if self.chunk else 0
         self.starts: list[Any] = []
@@ -207,9 +209,12 @@ class _Emission:
     def _init(self, equation: Equation, parts: ScanParts) -> list[Any]:
         return [read(self.env, equation.inputs[i]) for i in parts.carry]
 
-    def _split(self, half: _Half) -> tuple[dict, dict]:
-        """Constants and whole arrays of rows that a half needs, by variable."""
-        consts: dict[Variable, Any] = {}
+    def _split(self, half: _Half) -> tuple[Callable[[], dict], dict]:
+        """Constants and whole arrays of rows that a half needs, by variable.
+
+        The constants are to be had inside its body.
+        """
+        consts: dict[Variable, Callable[[], Any]] = {}
         rows: dict[Variable, Any] = {}
         # What is carried, or kept, each half has from elsewhere.
         needs = set(half.needs).difference(self.carry_in, self.kept)
@@ -217,14 +222,15 @@ class _Emission:
             (self.first, self.ours, self.joint.arguments[: len(self.first.inputs)]),
             (self.second, self.theirs, self.pair.joint.operands),
         ):
-            for places, target in ((parts.consts, consts), (parts.xs, rows)):
-                for i in places:
-                    v = variables[i]
-                    if isinstance(v, Literal) or v not in needs:
-                        continue
-                    if v not in target:
-                        target[v] = read(self.env, equation.inputs[i])
-        return consts, rows
+            for i in (*parts.consts, *parts.xs):
+                v, atom = variables[i], equation.inputs[i]
+                if isinstance(v, Literal) or v not in needs:
+                    continue
+                if i in parts.xs:
+                    rows.setdefault(v, read(self.env, atom))
+                else:
+                    consts.setdefault(v, operand(self.spread, self.env, atom))
+        return lambda: {v: make() for v, make in consts.items()}, rows
 
     # The two scans
 
@@ -253,7 +259,7 @@ class _Emission:
 
         def body(carry: list[Any], x: Any) -> Any:
             slices = x if some is None else _rows_at(rows, self._index(first + x))
-            local = dict(zip(self.carry_in, carry, strict=True)) | consts | slices
+            local = dict(zip(self.carry_in, carry, strict=True)) | consts() | slices
             local = self._run(half, local)
             new = [read(local, a) for a in self.carried_out]
             out = [read(local, a) for a in self.rows_out]
@@ -299,7 +305,7 @@ class _Emission:
         params = self.second.params
 
         def body(carry: list[Any], slices: Any) -> Any:
-            local = self._backward_carry(carry) | consts | slices
+            local = self._backward_carry(carry) | consts() | slices
             local = self._run(self.back, local)
             new = [read(local, a) for a in self.carried_back]
             return new, [read(local, a) for a in self.rows_back]
@@ -344,7 +350,7 @@ class _Emission:
         def row(state: Any, x: Any) -> Any:
             (carry, filled), (step, slices) = state, x
             at = self._index(first + step)
-            local = self._backward_carry(carry) | consts | slices
+            local = self._backward_carry(carry) | consts() | slices
             local = self._run(self.back, local | _rows_at(rows, at))
             new = [read(local, a) for a in self.carried_back]
             out = [read(local, a) for a in self.rows_back]
