@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.extend.random import threefry2x32_p
 
 from coop_jax._program.cost import (
     RATES,
@@ -178,6 +179,15 @@ def test_random_words_are_slow_inside_of_loops_and_branches_too() -> None:
     assert worked(SLOW, words, key) == 30 * 100 * 20
     assert worked(SLOW, looped, key) == 3 * 30 * 100 * 20
     assert worked(SLOW, chosen, predicate, key) >= 30 * 100 * 20
+
+
+def test_random_words_cost_the_same_however_they_are_drawn() -> None:
+    def words(key, high, low):
+        return threefry2x32_p.bind(key[0], key[1], high, low)
+
+    shapes = [jax.ShapeDtypeStruct(n, jnp.uint32) for n in ((2,), (4, 5), (4, 5))]
+    assert counted(words, *shapes) == 100 * 20
+    assert worked(SLOW, words, *shapes) == 30 * 100 * 20
 
 
 def test_repeats_count() -> None:

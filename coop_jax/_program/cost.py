@@ -81,6 +81,7 @@ _FREE = {
     "pvary",
     "gather", "dynamic_slice", "dynamic_update_slice", "split",
 }  # fmt: skip
+_RANDOM = {"random_bits", "threefry2x32"}
 _TRANSCENDENTAL_FLOPS = 8
 _THREEFRY_FLOPS = 100
 
@@ -162,7 +163,7 @@ def _jaxpr_flops(jaxpr: Any, weights: Mapping[str, float]) -> float:
 
 def _kind(name: str, params: dict[str, Any], outs: Sequence) -> tuple[str, int]:
     """What slow kind this is of, if any, and how many operations share its slowness."""
-    if name == "random_bits":
+    if name in _RANDOM:
         return "random", 1
     if name == "conv_general_dilated":
         groups = max(params["feature_group_count"], params["batch_group_count"])
@@ -219,7 +220,7 @@ def _pool_gradient_flops(
 flop_rules: dict[str, FlopRule] = {
     "dot_general": _dot_flops,
     "conv_general_dilated": _convolution_flops,
-    "random_bits": _random_flops,
+    **dict.fromkeys(_RANDOM, _random_flops),
     "reduce_window_max": _window_flops,
     "reduce_window_min": _window_flops,
     "reduce_window_sum": _window_flops,
