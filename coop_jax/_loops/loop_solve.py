@@ -42,7 +42,7 @@ from .loop_sites import Site, find_sites, rewritten
 
 _MOST_COMPILES = 5
 _WORTH_LOOSENING = 0.03
-_PUSHES = (1, 2, 4)
+_MOST_PUSHES = 4
 
 
 class LoopWorkbench:
@@ -234,34 +234,33 @@ class LoopWorkbench:
         temp = rewritten.bench.unplanned.temp
         if temp <= room:
             return temp
-        base, news = rewritten, 0
+        base, over = rewritten, temp - room
         ties = tie_bodies(
             base.bench.profile, base.bench.buffers, temp, room, self.step.platform
         )
         if ties:
             tied = self._with_bodies(base, ties)
-            news = tied.bench.unplanned.temp - room
-            if tied.bench.unplanned.temp < temp:
+            over = tied.bench.unplanned.temp - room
+            if over < temp - room:
                 rewritten, temp = tied, tied.bench.unplanned.temp
-        if temp <= room:
-            return temp
-        bodies = self._plan_bodies(base, temp, room, effort)
-        for push in _PUSHES:
-            # Bodies were thought to fit in their order, and they do not.
-            if bodies == ties and room > push * news > 0:
-                bodies = self._plan_bodies(base, temp, room - push * news, effort)
-        inside = sum(body.cost for body in bodies)
-        less = self._cost_of_less(base, temp - room)
-        stage(
-            "over by %s bytes: planning loops inside costs %.3g s, keeping less %.3g s",
-            f"{temp - room:,}",
-            inside,
-            less,
-        )
-        if bodies != ties and inside <= less:
-            planned = self._with_bodies(base, bodies)
-            if planned.bench.unplanned.temp < temp:
-                rewritten, temp = planned, planned.bench.unplanned.temp
+        known, aim, least = ties, room, temp
+        for _ in range(_MOST_PUSHES):
+            if temp <= room or aim <= 0:
+                break
+            bodies = self._plan_bodies(base, least, aim, effort)
+            inside = sum(body.cost for body in bodies)
+            less = self._cost_of_less(base, temp - room)
+            what = "over by %d bytes: loops inside cost %.3g s, keeping less %.3g s"
+            stage(what, temp - room, inside, less)
+            if inside > less:
+                break
+            if bodies != known:
+                known, planned = bodies, self._with_bodies(base, bodies)
+                over = planned.bench.unplanned.temp - room
+                if over < temp - room:
+                    rewritten, temp = planned, planned.bench.unplanned.temp
+            # What is over, although the plan was thought to fit, is aimed lower by.
+            aim -= max(over, 1)
         if temp > room:
             budget = room + self.unplanned.fixed
             candidate = rewritten.bench.try_once(budget, effort)
