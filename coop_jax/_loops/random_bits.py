@@ -49,11 +49,7 @@ def _can_draw(body: Program, equation: Equation) -> bool:
 
 def _draw(shape: Sequence[int], key: jax.Array) -> list[jax.Array]:
     words, zero = lax.optimization_barrier((jax.random.key_data(key), jnp.uint32(0)))
-    number = zero
-    for axis in range(len(shape)):
-        along = lax.broadcasted_iota(jnp.uint32, shape, axis)
-        number = number + along * jnp.uint32(math.prod(shape[axis + 1 :]))
-    number = jnp.broadcast_to(number, shape)
+    number = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) + zero
     high = jnp.broadcast_to(zero, shape)
     bits = threefry2x32_p.bind(*words, high, number)
     return [bits[0] ^ bits[1]]

@@ -81,9 +81,9 @@ _FREE = {
     "pvary",
     "gather", "dynamic_slice", "dynamic_update_slice", "split",
 }  # fmt: skip
-_RANDOM = {"random_bits", "threefry2x32"}
+# A random word is an element's number, enciphered, and its halves joined.
+_RANDOM = {"random_bits": 100, "threefry2x32": 98}
 _TRANSCENDENTAL_FLOPS = 8
-_THREEFRY_FLOPS = 100
 
 
 def nbytes(aval: Any) -> int:
@@ -195,8 +195,8 @@ def _convolution_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) ->
     return 2.0 * _elements(outs[0]) * per_output / spread
 
 
-def _random_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
-    return float(_THREEFRY_FLOPS * _elements(outs[0]))
+def _random_flops(flops: int) -> FlopRule:
+    return lambda params, ins, outs: float(flops * _elements(outs[0]))
 
 
 def _sort_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
@@ -220,7 +220,7 @@ def _pool_gradient_flops(
 flop_rules: dict[str, FlopRule] = {
     "dot_general": _dot_flops,
     "conv_general_dilated": _convolution_flops,
-    **dict.fromkeys(_RANDOM, _random_flops),
+    **{name: _random_flops(each) for name, each in _RANDOM.items()},
     "reduce_window_max": _window_flops,
     "reduce_window_min": _window_flops,
     "reduce_window_sum": _window_flops,
