@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from coop_jax._loops.random_bits import with_own_counters
 from coop_jax._program.trace import Program, flatten
@@ -59,6 +60,20 @@ def test_other_bits_are_left_to_jax(draw, key) -> None:
     assert drawn(program) == 0
     (bits,) = jax.jit(program.evaluate)([key])
     np.testing.assert_array_equal(bits, draw(key))
+
+
+def test_bits_of_a_key_for_each_device_are_left_to_jax() -> None:
+    mesh = jax.make_mesh((1,), ("d",))
+    numbers = []
+
+    def mine(key):
+        own = jax.random.fold_in(key, lax.axis_index("d"))
+        program = body(lambda k: jax.random.bits(k, (4,)), own)
+        numbers.append(drawn(with_own_counters(program)))
+        return jax.random.bits(own, (4,))
+
+    jax.jit(jax.shard_map(mine, mesh=mesh, in_specs=P(), out_specs=P("d")))(KEY)
+    assert set(numbers) == {0}
 
 
 def test_bits_of_the_older_counters_are_left_to_jax() -> None:

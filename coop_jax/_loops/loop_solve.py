@@ -243,11 +243,11 @@ class LoopWorkbench:
             over = tied.bench.unplanned.temp - room
             if over < temp - room:
                 rewritten, temp = tied, tied.bench.unplanned.temp
-        known, aim, least = ties, room, temp
+        known, aim, reached = ties, room, temp
         for _ in range(_MOST_PUSHES):
             if temp <= room or aim <= 0:
                 break
-            bodies = self._plan_bodies(base, least, aim, effort)
+            bodies = self._plan_bodies(base, reached, aim, effort)
             inside = sum(body.cost for body in bodies)
             less = self._cost_of_less(base, temp - room)
             what = "over by %d bytes: loops inside cost %.3g s, keeping less %.3g s"
@@ -259,8 +259,8 @@ class LoopWorkbench:
                 over = planned.bench.unplanned.temp - room
                 if over < temp - room:
                     rewritten, temp = planned, planned.bench.unplanned.temp
-            # What is over, although the plan was thought to fit, is aimed lower by.
-            aim -= max(over, 1)
+            # The plan was thought to fit: the next aims lower by what it is over.
+            aim -= over
         if temp > room:
             budget = room + self.unplanned.fixed
             candidate = rewritten.bench.try_once(budget, effort)

@@ -76,11 +76,11 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
 
 def varying_like(aval: Any, array: jax.Array) -> jax.Array:
     """The array, varying over those axes of `jax.shard_map` that `aval` varies over."""
-    missing = _varying(aval) - _varying(jax.typeof(array))
+    missing = varying(aval) - varying(jax.typeof(array))
     return lax.pcast(array, tuple(missing), to="varying") if missing else array
 
 
-def _varying(aval: Any) -> frozenset[str]:
+def varying(aval: Any) -> frozenset[str]:
     """Axes over which values of a type vary; jax 0.12 keeps them one level down."""
     axes = getattr(aval, "manual_axis_type", None)
     return getattr(aval, "vma", frozenset()) if axes is None else axes.varying

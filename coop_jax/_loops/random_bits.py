@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from .._program.trace import Equation, Literal, Program
+from .._program.threefry import draws_words
+from .._program.trace import Equation, Program
+from .loops import varying
 
 
 def with_own_counters(body: Program) -> Program:
@@ -32,17 +34,11 @@ def with_own_counters(body: Program) -> Program:
 
 
 def _can_draw(body: Program, equation: Equation) -> bool:
-    if equation.primitive.name != "random_bits" or equation.instead is not None:
-        return False
-    (key,) = equation.inputs
-    with equation.entered():
-        is_partitionable = jax.config.jax_threefry_partitionable
     return (
-        is_partitionable
-        and not isinstance(key, Literal)
-        and str(body.avals[key].dtype) == "key<fry>"
-        and body.avals[key].shape == ()
-        and equation.params["bit_width"] == 32
+        equation.instead is None
+        and draws_words(equation, body.avals)
+        # Of a key for each device of a `shard_map`, JAX alone draws.
+        and not any(varying(body.avals[v]) for v in equation.variables)
         and 0 < math.prod(equation.params["shape"]) < 2**32
     )
 

@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import jax
-
-from .._program.trace import Equation, Literal
+from .._program.threefry import draws_words
+from .._program.trace import Equation
 from .program_words import (
     F32,
     F64,
@@ -158,18 +157,9 @@ def _iota(t: "Translation", equation: Equation, place: Map) -> int:
 
 
 def _random_bits(t: "Translation", equation: Equation, place: Map) -> int:
-    (key,) = equation.inputs
-    with equation.entered():
-        is_partitionable = jax.config.jax_threefry_partitionable
-    aval = t.aval(key)
-    if (
-        isinstance(key, Literal)
-        or equation.params["bit_width"] != 32
-        or not is_partitionable
-        or str(aval.dtype) != "key<fry>"
-        or aval.shape != ()
-    ):
+    if not draws_words(equation, t.graph.program.avals):
         raise Unsupported
+    (key,) = equation.variables
     v = t.graph.resolve(key)
     k = t.graph.producer.get(v)
     if k is not None and k in t.members:
