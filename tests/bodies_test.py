@@ -1,6 +1,7 @@
 """Loops and branches that hold a whole gradient are planned inside."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from jax import lax
 
 import coop_jax
 from coop_jax._loops.bodies import bodies_of
-from coop_jax._program.regions import evaluate
+from coop_jax._loops.body_plans import flops_with
+from coop_jax._loops.loop_report import BodyPlan
+from coop_jax._program.cost import program_flops
+from coop_jax._program.profile import profile
+from coop_jax._program.regions import evaluate, inside_of
 from coop_jax._program.trace import flatten
 
 ROWS, WIDTH, LAYERS = 512, 64, 10
@@ -95,6 +100,29 @@ def test_a_plan_of_what_is_inside_can_be_saved(step: Callable, tmp_path: Path) -
     again = coop_jax.remat(step, plan=plan)
     assert again.plan(WEIGHTS, X, 3).measured == made.measured
     close(again(WEIGHTS, X, 2), jax.jit(step)(WEIGHTS, X, 2))
+
+
+def test_what_each_reader_computes_itself_counts_once() -> None:
+    def step(x: Any) -> Any:
+        def body(x: Any, _: None) -> Any:
+            doubled = 2 * x
+            first, second = doubled @ WEIGHTS[0], doubled @ WEIGHTS[1]
+            return first * second, None
+
+        return lax.scan(body, x, length=5)[0]
+
+    program = flatten(jax.jit(step).trace(X).jaxpr, [False])
+    (k,) = (k for k, e in enumerate(program.equations) if e.primitive.name == "scan")
+    ((place, body),) = inside_of(program, program.equations[k], (k,))
+    ops = profile(body, (), 0, "cpu").problem.ops
+    once = tuple((i,) for i in range(len(ops)))
+    assert [op.name for op in ops] == ["dot_general", "dot_general", "mul"]
+    written = BodyPlan(place, "", 5, 0, 0, 0, once, 0.0, ())
+    again = replace(written, recomputed=1, positions=((0, 2), (1,), (2,)))
+    product, doubling = 2 * ROWS * WIDTH**2, ROWS * WIDTH
+    flops = program_flops(program)
+    assert flops_with(program, [written], "cpu") == flops
+    assert flops_with(program, [again], "cpu") == flops + 5 * (product + doubling)
 
 
 def test_only_branches_over_the_room_are_planned() -> None:

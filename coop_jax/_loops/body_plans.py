@@ -11,9 +11,10 @@ from typing import Any
 
 from .._fitting.emit import emit
 from .._planning.buffer_assignment import assign, schedule_buffers
-from .._planning.planner import Effort, plan, smallest
+from .._planning.planner import Effort, Positions, plan, smallest
 from .._planning.types import Problem
 from .._planning.validate import live_bytes
+from .._program.cost import program_flops
 from .._program.hlo import OwnedBuffer
 from .._program.profile import Profile, profile
 from .._program.regions import (
@@ -105,6 +106,26 @@ def with_bodies(program: Program, plans: Sequence[BodyPlan], platform: str) -> P
     if not plans:
         return program
     return rewrite(program, [], _planned(program, plans, platform))
+
+
+def flops_with(program: Program, plans: Sequence[BodyPlan], platform: str) -> float:
+    """Flops of a program with the bodies of loops in planned order.
+
+    What is computed inside each operation that reads it counts once, as in the body as
+    written: XLA computes that in each of them either way.
+    """
+    again = [body for body in plans if body.recomputed]
+    if not again:
+        return program_flops(program)
+    once = [replace(body, positions=_once(body.positions)) for body in again]
+    added = with_bodies(program, again, platform), with_bodies(program, once, platform)
+    more = program_flops(added[0]) - program_flops(added[1])
+    return program_flops(program) + more
+
+
+def _once(positions: Positions) -> Positions:
+    """Each operation in its place in the body as written."""
+    return tuple((k,) for k in range(len(positions)))
 
 
 def _planned(

@@ -34,7 +34,7 @@ from .._planning.validate import live_bytes
 from .._program.cost import program_flops
 from .._program.origin import origin_of
 from .._program.regions import Place, communicating, is_over_inside, most_outside
-from .body_plans import plan_bodies, tie_bodies, with_bodies
+from .body_plans import flops_with, plan_bodies, tie_bodies, with_bodies
 from .loop_plan import Variant, choose
 from .loop_report import BodyPlan
 from .loop_rewriting import Rewritten
@@ -62,8 +62,7 @@ class LoopWorkbench:
         self.plain = Workbench(step, policy, cost_model, inplace)
         # The online policies are published for straight lines, and stay that.
         self.sites = self._find_sites() if policy == "coop" else []
-        units = self.plain.profile.units
-        self._op_of = {unit.root: op for op, unit in enumerate(units)}
+        self._op_of = {u.root: op for op, u in enumerate(self.plain.profile.units)}
         self.rewritten: list[Rewritten] = []
         self._seconds_inside = 0.0
 
@@ -144,10 +143,8 @@ class LoopWorkbench:
         bench = self._bench_of(candidate)
         plan = bench.describe(candidate, budget)
         rewritten = self._rewriting_of(candidate)
-        loops = rewritten.plans if rewritten else ()
-        bodies = rewritten.bodies if rewritten else ()
-        written = max(program_flops(self.step.program), 1.0)
-        own = program_flops(bench.step.program) / written
+        loops, bodies = (rewritten.plans, rewritten.bodies) if rewritten else ((), ())
+        own = self._flops(rewritten) / max(program_flops(self.step.program), 1.0)
         return dataclasses.replace(
             plan,
             unplanned=self.unplanned,
@@ -174,8 +171,7 @@ class LoopWorkbench:
 
     def best(self, budget: int) -> Candidate | None:
         """The cheapest program compiled so far that measures at most `budget` bytes."""
-        fitting = self._fitting(budget)
-        return min(fitting, key=lambda c: (self._cost(c), c.memory.total), default=None)
+        return min(self._fitting(budget), key=self._rank, default=None)
 
     def _approach(self, room: int, effort: Effort) -> None:
         aim, margin, has_loosened = room, 0, False
@@ -284,8 +280,7 @@ class LoopWorkbench:
 
     def _smallest(self, effort: Effort) -> Rewritten:
         """The smallest variants with bodies planned as far as they go."""
-        variants = choose([site.choices for site in self.sites], lambda sizes: False)
-        rewritten = self._rewrite(variants)
+        rewritten = self._rewrite(self._choose(0))
         bench = rewritten.bench
         temp = bench.unplanned.temp
         bodies = self._plan_bodies(rewritten, temp, most_outside(bench.profile), effort)
@@ -383,6 +378,13 @@ class LoopWorkbench:
         bench, rewritten = self._bench_of(candidate), self._rewriting_of(candidate)
         extra = rewritten.cost if rewritten else 0.0
         return self.baseline.cost + extra + (candidate.cost - bench.baseline.cost)
+
+    def _flops(self, rewritten: Rewritten | None) -> float:
+        """Flops of a rewritten step, its straight line as written."""
+        if rewritten is None:
+            return program_flops(self.step.program)
+        program = self._rewrite(rewritten.variants).bench.step.program
+        return flops_with(program, rewritten.bodies, self.step.platform)
 
     def _rank(self, candidate: Candidate) -> tuple[float, bool, int]:
         """Cheaper first; of equals, loops that XLA may order as it likes."""
