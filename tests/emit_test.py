@@ -1,16 +1,20 @@
 """Emission: XLA runs what a plan says, when it says it."""
 
 import dataclasses
+import random
+from itertools import chain
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from validate_test import random_problem
 
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.emit import emit
-from coop_jax._fitting.parts import overwriting, parts
+from coop_jax._fitting.parts import joined, overwriting, parts
 from coop_jax._measure import memory_use
 from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._planning.validate import live_bytes
 from coop_jax._program.hlo import owned_buffers
 from coop_jax._program.profile import profile, scope
 
@@ -40,6 +44,54 @@ def test_parts_end_after_products_and_before_what_overwrites_their_operands() ->
     assert parts(UPDATE, home, alone={0, 2}) == [[0, 1], [2], [3]]
     again = [(0, 2), (1,), (2,), (3,)]
     assert parts(UPDATE, again, alone=set()) == [[0, 1], [0, 2], [3]]
+
+
+CHAIN = Problem(
+    tuple(Op(f"f{k}", (k,), (k + 1,), 1.0, workspace=k) for k in range(4)),
+    (Value("x", 0, is_argument=True), *(Value(f"y{k}", 8) for k in range(4))),
+)
+
+
+def test_parts_are_joined_as_far_as_any_order_fits_the_peak() -> None:
+    alone = [[0], [1], [2], [3]]
+    # The peak is 19 bytes, in the last part, with 3 of workspace.
+    assert joined(CHAIN, alone) == [[0, 1], [2], [3]]
+    assert joined(CHAIN, alone, apart={1}) == alone
+    assert joined(CHAIN, [[0], [1], [0], [1, 2, 3]]) == [[0, 1], [0], [1, 2, 3]]
+
+
+def test_parts_joined_in_any_order_fit_the_peak() -> None:
+    many = 0
+    for seed in range(300):
+        rng, problem = random.Random(seed), random_problem(seed, length=20)
+        schedule = list(problem.program_order)
+        for _ in range(rng.randrange(8)):
+            at = rng.randrange(1, len(schedule))
+            schedule.insert(at, rng.choice(schedule[:at]))
+        found = joined(problem, [[op] for op in schedule])
+        assert list(chain(*found)) == schedule
+        assert all(len(set(part)) == len(part) for part in found)
+        many += len(schedule) - len(found)
+        most = max(live_bytes(problem, tuple(schedule)))
+        for _ in range(5):
+            order = chain(*(in_any_order(problem, part, rng) for part in found))
+            assert max(live_bytes(problem, tuple(order))) <= most
+    assert many > 1000
+
+
+def in_any_order(problem: Problem, part: list[int], rng: random.Random) -> list[int]:
+    """The ops of a part, each after those in it that make what it reads."""
+    left, order = list(part), list[int]()
+    while left:
+        makes = {op: set(problem.ops[op].outputs) for op in left}
+        ready = [
+            op
+            for k, op in enumerate(left)
+            if not any(makes[o] & set(problem.ops[op].inputs) for o in left[:k])
+        ]
+        order.append(rng.choice(ready))
+        left.remove(order[-1])
+    return order
 
 
 def test_updates_that_read_what_they_overwrite_stay_together() -> None:

@@ -2,18 +2,19 @@
 
 XLA follows an order only where data forces it. The plan is cut into parts (`parts`).
 What a part reads from outside passes one `lax.optimization_barrier` together with the
-*trigger*, an array that the part before it produced. So each part starts after the one
+*triggers*, arrays that the part before it ended with. So each part starts after the one
 before it is done, the schedulers of both CPU and GPU keep the planned order, and a
 rematerialization is neither merged with the original nor hoisted. Inside a part XLA is
 free to fuse.
 
-The trigger is read on from behind the barrier by whatever reads it later: XLA drops
-operands of a barrier whose results nothing reads. Parts that touch only small values
-are left untied, but for updates of donated arguments: XLA would make them as soon as it
-can, and copy the argument at the start for whatever reads it later. Literals that a
-part spreads over an array pass the barrier too: XLA would otherwise make that array
-once, at the very start, and keep it to the end. The barriers vanish before buffer
-assignment and cost nothing at run time.
+A trigger is read on from behind the barrier by whatever reads it later: XLA drops
+operands of a barrier whose results nothing reads. Transposes pass it as row-major
+arrays: else XLA copies them once for the transpose and once more behind the barrier.
+Parts that touch only small values are left untied, but for updates of donated
+arguments: XLA would make them as soon as it can, and copy the argument at the start for
+whatever reads it later. Literals that a part spreads over an array pass the barrier
+too: XLA would otherwise make that array once, at the very start, and keep it to the
+end. The barriers vanish before buffer assignment and cost nothing at run time.
 """
 
 import math
@@ -33,7 +34,7 @@ from .._program.cost import nbytes
 from .._program.profile import Profile
 from .._program.trace import Atom, Literal, Program, Variable, read
 from .._program.units import FUSIBLE, Unit
-from .parts import Positions, overwriting, parts
+from .parts import Positions, joined, overwriting, parts
 
 type Place = tuple[int, int]
 """An equation and one of its inputs."""
@@ -58,6 +59,9 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     def planned(*arguments: Any) -> list[Any]:
         alone = _alone(profile)
         cut = parts(profile.problem, positions, alone)
+        if profile.platform != "cpu":
+            # XLA:CPU rather computes what it fuses once per reader, and is slower then.
+            cut = joined(profile.problem, cut, profile.calls.keys())
         return _Emission(profile, alone, arguments).run(cut)
 
     return planned
@@ -76,7 +80,7 @@ class _Emission:
             zip(self.program.arguments, arguments, strict=True)
         )
         self.env |= dict(self.program.constants)
-        self.trigger: Variable | None = None
+        self.triggers: list[Variable] = []
         self.gathered = _gathered(self.program)
         self.shared = self._compute_shared()
         self.last_read: dict[Variable, int] = {}
@@ -114,8 +118,8 @@ class _Emission:
         is_large = any(self._is_large(op) for op in part)
         local = {v: self.env[v] for v in reads}
         literals: dict[Place, Any] = {}
-        if is_large and self.trigger is not None:
-            literals = self._tie(part, local, self.trigger)
+        if is_large and self.triggers:
+            literals = self._tie(part, local)
         local |= self.shared
         for op in part:
             overwritten = self.overwritten.get((index, op))
@@ -126,7 +130,7 @@ class _Emission:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         if is_large:
-            self._set_trigger(index, part)
+            self.triggers = self._ends(index, part) or self.triggers
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
         made: set[Variable] = set()
@@ -149,12 +153,12 @@ class _Emission:
         return op in self.updates and made >= self.small
 
     def _tie(
-        self, part: Sequence[OpId], local: dict[Variable, Any], trigger: Variable
+        self, part: Sequence[OpId], local: dict[Variable, Any]
     ) -> dict[Place, Any]:
-        """Makes what the part starts from, `local`, available only after the trigger.
+        """Makes what the part starts from, `local`, available only after the triggers.
 
-        The trigger passes too, and is read on from behind the barrier: XLA takes
-        operands that nothing reads out of a barrier, and the order with them.
+        They pass too, and are read on from behind the barrier: XLA takes operands that
+        nothing reads out of a barrier, and the order with them.
 
         Returns:
           The literals that now come from behind the barrier.
@@ -176,11 +180,11 @@ class _Emission:
             if stacks(self.program.equations[root]) and (root, STACKS) not in places:
                 places[root, STACKS] = None
                 literals.append(jnp.zeros((), jnp.int32))
-        passing = {**local, trigger: self.env[trigger]}
+        passing = local | {v: self.env[v] for v in self.triggers}
         tied = {v: x for v, x in passing.items() if v not in self.gathered}
         behind = lax.optimization_barrier([*tied.values(), *literals])
         tied.update(zip(tied, behind, strict=False))
-        self.env[trigger] = tied.get(trigger, self.env[trigger])
+        self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
         return dict(zip(places, behind[len(tied) :], strict=True))
 
@@ -205,24 +209,28 @@ class _Emission:
             local.update(
                 zip(self.program.equations[unit.root].outputs, outputs, strict=True)
             )
-        if op in self.updates:
+        root = self.program.equations[unit.root]
+        if op in self.updates or root.primitive.name == "transpose":
             outputs = [_row_major(x) for x in outputs]
-        self.env.update(
-            zip(self.program.equations[unit.root].outputs, outputs, strict=True)
-        )
+        self.env.update(zip(root.outputs, outputs, strict=True))
 
-    def _set_trigger(self, index: int, part: Sequence[OpId]) -> None:
-        """The largest array of the part's last op that something reads later."""
+    def _ends(self, index: int, part: Sequence[OpId]) -> list[Variable]:
+        """What is there once a part is done: of each op that ends it, one array.
+
+        It is the largest that something reads later.
+        """
+        units, found = self.profile.units, list[Variable]()
+        inside = {v for op in part for v in units[op].inputs}
         for op in reversed(part):
-            outputs = self.program.equations[self.profile.units[op].root].outputs
+            outputs = self.program.equations[units[op].root].outputs
             sized = [
                 v
                 for v in outputs
                 if getattr(self.env[v], "size", 0) and self.last_read.get(v, -1) > index
             ]
-            if sized:
-                self.trigger = max(sized, key=lambda v: self.env[v].size)
-                return
+            if sized and (not found or inside.isdisjoint(outputs)):
+                found.append(max(sized, key=lambda v: self.env[v].size))
+        return found
 
 
 def _row_major(array: jax.Array) -> jax.Array:

@@ -4,11 +4,17 @@ All steps at one position of the plan (the rematerializations for an op, then th
 form a group. A group is cut after each op that XLA computes on its own, as nothing
 orders what is in one part but data. An update of donated arguments stays with what runs
 before it, for XLA to fuse: a gradient need not be written in its final layout.
+
+On GPU, parts are joined again as far as the order inside does not matter (`joined`):
+there XLA makes several results in one kernel, and puts what follows a matrix product
+into it, where no barrier is in between.
 """
 
 from collections.abc import Sequence, Set
+from itertools import accumulate, chain
 
 from .._planning.types import OpId, Problem
+from .._planning.validate import live_bytes, live_ranges
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
@@ -34,6 +40,61 @@ def parts(problem: Problem, positions: Positions, alone: Set[OpId]) -> list[list
             found[-1].append(op)
             is_open = op not in alone
     return found
+
+
+def joined(
+    problem: Problem, parts: Sequence[Sequence[OpId]], apart: Set[OpId] = frozenset()
+) -> list[list[OpId]]:
+    """Parts put together while they fit the plan's own peak in whatever order they run.
+
+    What a joined part makes is all taken to be alive at once, with all that was alive
+    before it. What runs twice does so in two parts: XLA would merge it with itself.
+
+    Args:
+      problem: what is planned.
+      parts: in the order they run.
+      apart: ops that stay in the parts they are in.
+    """
+    most = max(live_bytes(problem, tuple(chain(*parts))), default=0)
+    before = _before(problem, parts)
+    found: list[list[OpId]] = []
+    held = 0
+    for part, alive in zip(parts, before, strict=True):
+        made, workspace = _made(problem, part), _workspace(problem, part)
+        last = found[-1] if found else []
+        if (
+            last
+            and apart.isdisjoint(last)
+            and apart.isdisjoint(part)
+            and set(last).isdisjoint(part)
+            and held + made + max(_workspace(problem, last), workspace) <= most
+        ):
+            last += part
+            held += made
+        else:
+            found.append([*part])
+            held = alive + made
+    return found
+
+
+def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
+    """Per part, bytes of values made before it and read in it or later."""
+    starts = [0, *accumulate(map(len, parts))]
+    change = [0] * (starts[-1] + 2)
+    for v, alive in live_ranges(problem, tuple(chain(*parts))):
+        if alive.start + 1 < alive.end:
+            change[alive.start + 1] += problem.values[v].size
+            change[alive.end] -= problem.values[v].size
+    across = list(accumulate(change))
+    return [across[start] for start in starts[:-1]]
+
+
+def _made(problem: Problem, part: Sequence[OpId]) -> int:
+    return sum(problem.values[v].size for op in part for v in problem.ops[op].outputs)
+
+
+def _workspace(problem: Problem, part: Sequence[OpId]) -> int:
+    return max(problem.ops[op].workspace for op in part)
 
 
 def groups(positions: Positions) -> list[list[OpId]]:

@@ -55,6 +55,7 @@ class Profile:
         time, whatever the plan.
       relieved: bytes of those that it makes no more: gradients of pools are computed
         window by window.
+      platform: "cpu", "gpu" or "tpu", whose XLA is meant.
       calls: the ops that are in-place calls, and what they compute.
     """
 
@@ -65,6 +66,7 @@ class Profile:
     alias_of: dict[Variable, Variable] = field(repr=False)
     standing: int = 0
     relieved: int = 0
+    platform: str = "cpu"
     calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
 
 
@@ -132,6 +134,7 @@ def profile(
         graph.alias_of,
         standing,
         _bytes(made_up) - _bytes(left),
+        platform,
         calls,
     )
 
