@@ -5,16 +5,25 @@ from collections.abc import Sequence
 from .frontier_rows import PLAIN, Row, find
 
 _HEADINGS = (
-    "program", "budget", "requested MB", "measured MB", "temp MB", "flops", "time",
-    "plan s", "compile s", "compiles", "predicted", "error",
+    "program", "budget", "requested MB", "measured MB", "temp MB", "flops", "traffic",
+    "time", "plan s", "compile s", "compiles", "predicted", "error",
 )  # fmt: skip
+_NOTHING = "-"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows of one model as an aligned markdown table."""
+    """The rows of one model as an aligned markdown table.
+
+    Columns that no row has anything for are left out.
+    """
     plain = find(rows, PLAIN)
     assert plain is not None
-    cells = [_HEADINGS, *(_cells(row, plain) for row in rows)]
+    columns = [
+        column
+        for column in zip(_HEADINGS, *(_cells(row, plain) for row in rows), strict=True)
+        if set(column[1:]) != {_NOTHING}
+    ]
+    cells = list(zip(*columns, strict=True))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [_line(cells[0], widths)]
     rules = ["-" * w if i < 2 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
@@ -47,6 +56,7 @@ def _cells(row: Row, plain: Row) -> tuple[str, ...]:
         measured,
         _megabytes(row.temp),
         _number(row.overhead, ".3f"),
+        _number(row.traffic, ".3f"),
         _number(row.time_over(plain), ".3f"),
         _number(row.plan_seconds, ".1f"),
         _number(row.compile_seconds, ".1f"),
@@ -69,4 +79,4 @@ def _megabytes(size: int | None) -> str:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return _NOTHING if value is None else format(value, form)

@@ -37,6 +37,8 @@ class Row:
       floor: where there is no program, the smallest bytes reached.
       flops: by XLA's cost analysis, over those of `PLAIN`.
       counted_flops: of the traced or emitted program, over those of `PLAIN`.
+      traffic: bytes that kernels read and write (`benchmarks.traffic`), over those of
+        `PLAIN`; for a card that is only described.
       estimated_time: seconds by the planner's cost model, over those of `PLAIN`.
       seconds: of every timed step; entry i of every row is from round i.
       plan_seconds: spent planning for this row alone.
@@ -57,6 +59,7 @@ class Row:
     floor: int | None = None
     flops: float | None = None
     counted_flops: float | None = None
+    traffic: float | None = None
     estimated_time: float | None = None
     seconds: tuple[float, ...] = ()
     plan_seconds: float = 0.0
