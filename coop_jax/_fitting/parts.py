@@ -58,22 +58,20 @@ def joined(
     most = max(live_bytes(problem, tuple(chain(*parts))), default=0)
     before = _before(problem, parts)
     found: list[list[OpId]] = []
-    held = 0
+    inside, held, workspace, is_open = set[OpId](), 0, 0, False
     for part, alive in zip(parts, before, strict=True):
-        made, workspace = _made(problem, part), _workspace(problem, part)
-        last = found[-1] if found else []
-        if (
-            last
-            and apart.isdisjoint(last)
-            and apart.isdisjoint(part)
-            and set(last).isdisjoint(part)
-            and held + made + max(_workspace(problem, last), workspace) <= most
-        ):
-            last += part
-            held += made
-        else:
-            found.append([*part])
-            held = alive + made
+        can_join = apart.isdisjoint(part)
+        made = sum(
+            problem.values[v].size for op in part for v in problem.ops[op].outputs
+        )
+        needed = max(problem.ops[op].workspace for op in part)
+        fits = held + made + max(workspace, needed) <= most
+        if not (is_open and can_join and fits and inside.isdisjoint(part)):
+            found.append([])
+            inside, held, workspace = set(), alive, 0
+        found[-1] += part
+        inside |= set(part)
+        held, workspace, is_open = held + made, max(workspace, needed), can_join
     return found
 
 
@@ -87,14 +85,6 @@ def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
             change[alive.end] -= problem.values[v].size
     across = list(accumulate(change))
     return [across[start] for start in starts[:-1]]
-
-
-def _made(problem: Problem, part: Sequence[OpId]) -> int:
-    return sum(problem.values[v].size for op in part for v in problem.ops[op].outputs)
-
-
-def _workspace(problem: Problem, part: Sequence[OpId]) -> int:
-    return max(problem.ops[op].workspace for op in part)
 
 
 def groups(positions: Positions) -> list[list[OpId]]:
