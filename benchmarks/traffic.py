@@ -2,8 +2,8 @@
 
 What a step takes on a GPU beside its matrix products is mostly this, and it can be read
 without a card. Each kernel (fusion, library call, copy) counts its operands and results
-once; of what it only takes slices of, or writes a slice into, the slices; and the
-bodies of loops as often as they run.
+once, without the scratch of library calls; of what it only takes slices of, or writes a
+slice into, the slices; and the bodies of loops as often as they run.
 """
 
 import math
@@ -17,6 +17,7 @@ _INSTRUCTION = re.compile(
 )
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _ARRAY = re.compile(r"([a-z]+\d*)\w*\[([\d,]*)\]")
+_SCRATCH = re.compile(r"s8\[\d+\]")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _NAMED = r"{}=%?([\w.\-]+)"
 _FREE = {
@@ -77,7 +78,11 @@ def _moved(
             return max(_of(computations[n.lstrip("%")], computations) for n in names)
         case "call":
             return _of(computations[instruction.named("to_apply")], computations)
-        case "fusion":
+        case op if op.endswith("-done"):
+            return 0
+        case "copy-start":
+            return 2 * sum(sizes)
+        case "fusion" | "fusion-start":
             return _by_fusion(computations[instruction.named("calls")], sizes)
         case "dynamic-slice" | "slice" | "gather":
             return 2 * instruction.size
@@ -150,9 +155,12 @@ def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
 
 
 def _size(text: str) -> int:
-    """Bytes of the arrays of a type; a tuple's are those of all in it."""
+    """Bytes of the arrays of a type; a tuple's are those of all in it.
+
+    Without what a library call has for its own use.
+    """
     total = 0
-    for kind, shape in _ARRAY.findall(text):
+    for kind, shape in _ARRAY.findall(_SCRATCH.sub("", text)):
         bits = 8 if kind == "pred" else int(re.sub(r"\D", "", kind) or 0)
         total += math.prod(int(n) for n in shape.split(",") if n) * bits // 8
     return total

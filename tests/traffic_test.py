@@ -60,6 +60,25 @@ def test_a_kernel_reads_its_operands_and_writes_its_results(step, moved) -> None
     assert found == moved if moved else found >= 3 * ARRAY
 
 
+def test_what_is_under_way_counts_once_and_scratch_not_at_all() -> None:
+    apart = SLICED.replace(
+        "%new = f32[8,64]{1,0} fusion(",
+        "%begun = ((f32[8,64], s32[], f32[8,64]), f32[8,64], u32[]) fusion-start(",
+    ).replace(
+        "  ROOT %out",
+        "  %new = f32[8,64]{1,0} fusion-done(%begun)\n  ROOT %out",
+    )
+    assert traffic(apart) == traffic(SLICED)
+    call = """
+ENTRY %main (x: f32[8,64]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %made = (f32[8,64]{1,0}, s8[4096]{0}) custom-call(%x), custom_call_target="product"
+  ROOT %y = f32[8,64]{1,0} get-tuple-element(%made), index=0
+}
+"""
+    assert traffic(call) == 2 * 8 * 64 * 4
+
+
 def test_loops_move_what_each_iteration_slices() -> None:
     row, number = 64 * 4, 4
     assert traffic(SLICED) == 8 * (2 * row + number)
