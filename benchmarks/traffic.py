@@ -84,7 +84,7 @@ def _moved(
             return 2 * sum(sizes)
         case "fusion" | "fusion-start":
             return _by_fusion(computations[instruction.named("calls")], sizes)
-        case "dynamic-slice" | "slice" | "gather":
+        case op if op in _SLICES:
             return 2 * instruction.size
         case "dynamic-update-slice":
             return 2 * sizes[1]
@@ -157,7 +157,7 @@ def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
 def _size(text: str) -> int:
     """Bytes of the arrays of a type; a tuple's are those of all in it.
 
-    Without what a library call has for its own use.
+    Without what a library call has for its own use, which is s8 with one axis.
     """
     total = 0
     for kind, shape in _ARRAY.findall(_SCRATCH.sub("", text)):

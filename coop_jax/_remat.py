@@ -128,24 +128,26 @@ def remat(
     check_jit_options(jit_options, remat)
     rules = make_rules(override_checkpoint, recompute_collectives, save_names,
                        recompute_names, never_recompute)  # fmt: skip
+    request = Request(
+        asked,
+        policy,
+        cost_model,
+        Effort(time_limit=time_limit),
+        inplace=inplace,
+        rules=rules,
+        plan=plan,
+        cache=cache_at(cache_dir),
+        progress=progress,
+    )
     if fun is None:
-        return functools.partial(
-            remat,
-            budget=budget,
-            policy=policy,
-            cost_model=cost_model,
-            time_limit=time_limit,
-            inplace=inplace,
-            override_checkpoint=override_checkpoint,
-            recompute_collectives=recompute_collectives,
-            save_names=save_names,
-            recompute_names=recompute_names,
-            never_recompute=never_recompute,
-            plan=plan,
-            cache_dir=cache_dir,
-            progress=progress,
-            **jit_options,
-        )
+        return functools.partial(_planned, request=request, jit_options=jit_options)
+    return _planned(fun, request, jit_options)
+
+
+def _planned(
+    fun: Any, request: Request, jit_options: dict[str, Any]
+) -> "Rematerialized":
+    """The step under the budget of a request."""
     if not callable(fun):
         raise TypeError(
             f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
@@ -161,19 +163,6 @@ def remat(
         )
     else:
         jitted = written
-    effort = Effort(time_limit=time_limit)
-    cache = cache_at(cache_dir)
-    request = Request(
-        asked,
-        policy,
-        cost_model,
-        effort,
-        inplace=inplace,
-        rules=rules,
-        plan=plan,
-        cache=cache,
-        progress=progress,
-    )
     static = {k: v for k, v in jit_options.items() if k.startswith("static_")}
     return Rematerialized(jitted, request, **static)
 

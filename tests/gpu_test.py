@@ -124,7 +124,6 @@ def test_described_kernels_move_little_more_than_those_of_the_step_as_written() 
     found = bench.fit(room, Effort())
     assert found.memory.total <= room
     moved = traffic(bench.finish(found).compiled.as_text())
-
     assert moved < 1.2 * written  # 1.27 with a barrier in front of each operation
 
 

@@ -649,5 +649,11 @@ def test_a_step_over_eight_devices_fits_on_each(rest: str) -> None:
     assert "PASSED" in done.stdout
 
 
+def test_a_decorator_keeps_names_that_can_be_read_once() -> None:
+    decorate = coop_jax.remat(budget=0.9, save_names=iter(["absent"]))
+    with pytest.raises(ValueError, match="absent"):
+        decorate(jnp.sum).plan(jnp.ones(4))
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

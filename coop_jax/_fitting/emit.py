@@ -236,7 +236,8 @@ class _Emission:
 def _row_major(array: jax.Array) -> jax.Array:
     """The array, whose layout XLA may not choose.
 
-    Else an updated weight stays in the order of its gradient up to the end of the step.
+    Else an updated weight stays in the order of its gradient up to the end of the step,
+    and a transpose is copied on both sides of a barrier.
     """
     if array.ndim < 2 or jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return array
