@@ -33,6 +33,8 @@ struct Tile {
   }
 };
 
+constexpr int64_t kPage = 4096 / sizeof(float);
+
 #define COOP_EACH_VECTOR \
   _Pragma("GCC unroll 8") for (int j = 0; j < T::kVectors; ++j)
 #define COOP_UNARY_LINK(op, expression) \
@@ -80,6 +82,8 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
     };
     V v[T::kVectors];
     const float* from = place(head);
+    // The machine's own prefetching stops at the end of a page.
+    COOP_EACH_VECTOR __builtin_prefetch(head + i + kPage + j * T::kLanes);
     COOP_EACH_VECTOR v[j] = T::Load(from, j);
     for (size_t k = 0; k < count; ++k) {
       const Link& link = links[k];
