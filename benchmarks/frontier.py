@@ -199,7 +199,7 @@ class Sweep:
             spent = _Spent()
         try:
             if budget is None:
-                candidate = bench.floor(self.effort)
+                candidate = bench.near_floor(self.effort)
             else:
                 candidate = bench.fit(budget, self.effort)
             candidate = bench.finish(candidate)

@@ -156,6 +156,24 @@ def test_a_larger_budget_never_costs_more_than_a_smaller() -> None:
     assert costs == sorted(costs)
 
 
+def test_the_last_percent_of_bytes_is_not_bought_with_much_arithmetic() -> None:
+    def step(w, x):
+        # Less than a percent of all bytes, for two products of the six.
+        few = jnp.tanh(jnp.tanh(x @ w) @ w)[:, :16]
+        y = jnp.tile(few, 32)
+        for _ in range(3):
+            y = jnp.sin(y @ w) + y[::-1]
+        return jnp.mean(jnp.cumsum(y, 0)[:, :16] * few)
+
+    args = float32(512, 512), float32(512, 512)
+    smallest = coop_jax.remat(step, "min").plan(*args)
+    assert smallest.floor < smallest.measured.total <= 1.01 * smallest.floor
+    assert smallest.flops == 1
+    asked = coop_jax.remat(step, smallest.floor).plan(*args)
+    assert asked.measured.total == smallest.floor
+    assert asked.flops > 1.2
+
+
 def test_a_step_with_nothing_to_gain_is_never_made_larger() -> None:
     for step, args in (
         (lambda x: x, (float32(64),)),
@@ -176,7 +194,8 @@ def test_below_the_floor_the_error_names_it_and_what_is_alive_there() -> None:
     error = caught.value
     assert error.budget == share_of(0.3, total(unplanned()))
     assert error.floor is not None and error.floor > error.budget
-    assert error.floor == planned("min").plan(*ABSTRACT).measured.total
+    smallest = planned("min").plan(*ABSTRACT).measured.total
+    assert error.floor <= smallest <= 1.01 * error.floor
     assert error.buffers[0].size == ROWS * WIDTH * 4
     assert "remat_test.py" in error.buffers[0].source
     assert f"{error.floor:,} bytes" in str(error)

@@ -8,7 +8,8 @@ import jax
 
 from .._plan import Action, Argument
 from .._planning.buffer_assignment import taken_over
-from .._planning.types import Problem, Schedule
+from .._planning.types import OpId, Problem, Schedule
+from .._planning.validate import live_bytes, live_ranges
 from .._program.cost import nbytes
 from .._program.origin import type_name
 from .._program.profile import Profile
@@ -81,11 +82,44 @@ def list_arguments(step: FlatStep, problem: Problem) -> tuple[Argument, ...]:
     )
 
 
+def held_at_peak(
+    problem: Problem, schedule: Schedule
+) -> tuple[list[tuple[str, int, str]], int]:
+    """What a schedule holds where most bytes are alive, and how many those are.
+
+    Returns:
+      Name, bytes and the user's line of each value, and of what an op takes inside.
+    """
+    alive = live_bytes(problem, schedule)
+    peak = max(range(len(alive)), key=alive.__getitem__, default=0)
+    held = [
+        (problem.values[v].name, problem.values[v].size)
+        for v, where in live_ranges(problem, schedule)
+        if where.start <= peak < where.end and problem.values[v].size
+    ]
+    held += [
+        (f"inside {_first_name(problem, op)}", problem.ops[op].workspace)
+        for op in schedule[peak : peak + 1]
+        if problem.ops[op].workspace
+    ]
+    buffers = [
+        (name.partition(" at ")[0], size, name.partition(" at ")[2])
+        for name, size in held
+    ]
+    return buffers, alive[peak] if alive else 0
+
+
 def without_transforms(scope: str) -> str:
     """Name scopes without the transformations that JAX notes around them."""
     while (plain := _TRANSFORM.sub(r"\1", scope)) != scope:
         scope = plain
     return "/".join(part for part in scope.split("/") if part)
+
+
+def _first_name(problem: Problem, op: OpId) -> str:
+    """Of what an op computes: `primitive at location`."""
+    outputs = problem.ops[op].outputs
+    return problem.values[outputs[0]].name if outputs else problem.ops[op].name
 
 
 def _argument_name(path: tuple) -> str:

@@ -122,7 +122,7 @@ def _reached(bench: LoopWorkbench, budget: int | None, effort: Effort) -> Candid
     """The program to run, measured as it is run."""
     for _ in range(_MOST_FINISHED):
         if budget is None:
-            return bench.finish(bench.floor(effort))
+            return bench.finish(bench.near_floor(effort))
         candidate = bench.finish(bench.fit(budget, effort))
         if candidate.memory.total <= budget:
             return candidate

@@ -5,6 +5,7 @@
                compile; over the budget: aim lower by the difference, and again
                well under it: aim higher once
     floor      no plan fits: the smallest pool the planner can reach, compiled
+    near       asked for the smallest: the cheapest within a percent of that
     bisect     between the floor and the nearest miss
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
@@ -26,8 +27,7 @@ from .._plan import Plan, fingerprint
 from .._planning.buffer_assignment import assign, schedule_buffers
 from .._planning.planner import Effort, Planned, Positions
 from .._planning.policies import PLANNERS
-from .._planning.types import OpId, Problem, Schedule
-from .._planning.validate import live_bytes, live_ranges
+from .._planning.types import Problem, Schedule
 from .._program.cost import program_flops
 from .._program.origin import origin_of
 from .._program.profile import Profile, named_buffers, profile
@@ -36,7 +36,7 @@ from .._program.timing import with_measured_costs
 from .advice import advise
 from .candidate import Candidate, Sought
 from .compile import FlatStep
-from .describe import list_actions, list_arguments
+from .describe import held_at_peak, list_actions, list_arguments
 from .emit import emit
 from .progress import stage
 
@@ -46,6 +46,8 @@ _WORTH_LOOSENING = 0.03
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _WORTH_RELAXING = 0.05
+_NEAR_FLOOR = 1.01
+_WORTH_A_PERCENT = 0.95
 
 
 class Workbench:
@@ -137,6 +139,21 @@ class Workbench:
                 self._seek_floor(effort)
                 self._sought.append(self._sought.pop(0))
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
+
+    def near_floor(self, effort: Effort) -> Candidate:
+        """The cheapest program within a percent of the fewest bytes that were reached.
+
+        The last percent may take several times the arithmetic.
+        """
+        floor = self.floor(effort)
+        if floor is self.baseline:
+            return floor
+        budget = int(floor.memory.total * _NEAR_FLOOR)
+        room = budget - self.unplanned.fixed
+        planned = self._plan(room - self._expected_surplus(room), effort)
+        if planned is not None and planned.cost < _WORTH_A_PERCENT * floor.cost:
+            self._compile(planned)
+        return min(self._fitting(budget), key=lambda c: (c.cost, c.memory.total))
 
     def _seek_floor(self, effort: Effort) -> None:
         stage("looking for the smallest plan")
@@ -371,30 +388,8 @@ class Workbench:
         """The error for a budget below everything reached."""
         floor = self.floor(effort)
         problem = floor.profile.problem
-        alive = live_bytes(problem, floor.schedule)
-        peak = max(range(len(alive)), key=alive.__getitem__, default=0)
-        held = [
-            (problem.values[v].name, problem.values[v].size)
-            for v, where in live_ranges(problem, floor.schedule)
-            if where.start <= peak < where.end and problem.values[v].size
-        ]
-        running = floor.schedule[peak : peak + 1]
-        held += [
-            (f"inside {_first_name(problem, op)}", problem.ops[op].workspace)
-            for op in running
-            if problem.ops[op].workspace
-        ]
-        buffers = [
-            (name.partition(" at ")[0], size, name.partition(" at ")[2])
-            for name, size in held
-        ]
-        fixed, most = self.unplanned.fixed, alive[peak] if alive else 0
+        buffers, most = held_at_peak(problem, floor.schedule)
+        fixed = self.unplanned.fixed
         advice = list(advise(self.step, self.problem, fixed, budget, most))
         plan = self.describe(floor, budget)
         return BudgetError(budget, floor.memory.total, buffers, advice, plan)
-
-
-def _first_name(problem: Problem, op: OpId) -> str:
-    """Of what an op computes: `primitive at location`."""
-    outputs = problem.ops[op].outputs
-    return problem.values[outputs[0]].name if outputs else problem.ops[op].name

@@ -113,19 +113,15 @@ class LoopWorkbench:
                 if not self._is_held_inside(0):
                     raise
         if room > 0:
-            if self.sites:
-                self._approach(room, effort)
-            else:
-                self._approach_inside(room, effort)
+            approach = self._approach if self.sites else self._approach_inside
+            approach(room, effort)
             if not self._fitting(budget):
                 self._plan_smallest(budget, effort)
-        fitting = self._fitting(budget)
-        if not fitting:
+        if not self._fitting(budget):
             self.floor(effort)
-            fitting = self._fitting(budget)
-        if not fitting:
+        if (found := self.best(budget)) is None:
             raise self.infeasible(budget, effort)
-        return min(fitting, key=self._rank)
+        return found
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
@@ -133,6 +129,10 @@ class LoopWorkbench:
             return self.plain.floor(effort)
         self._smallest(effort).bench.floor(effort)
         return self.smallest
+
+    def near_floor(self, effort: Effort) -> Candidate:
+        """The cheapest program within a percent of the fewest bytes reached."""
+        return self._bench_of(self.floor(effort)).near_floor(effort)
 
     def finish(self, candidate: Candidate) -> Candidate:
         """The candidate as a program to run; it may only have been probed."""

@@ -40,8 +40,10 @@ _WAYS_TO_THE_FLOOR = 4
 _NOISY_WAYS = 12
 _NOISY_WAYS_DOWN = 8
 _ENOUGH_WAYS = 6
-_HOPELESS_WAYS = 4
-_NEAR = 1.1
+# After so many ways, all ending further above the pool than by this factor, there is
+# no hope; on the way down each pool is only a try.
+_HOPELESS = (4, 1.1)
+_HOPELESS_DOWN = (3, 1.04)
 _LONG = 20_000
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
@@ -87,12 +89,17 @@ def plan(
 
 
 def _followed(
-    crew: Crew, pool: int, ways: Iterable[Way], effort: Effort
+    crew: Crew,
+    pool: int,
+    ways: Iterable[Way],
+    effort: Effort,
+    hopeless: tuple[int, float] = _HOPELESS,
 ) -> Iterator[Planned]:
     """Where the ways lead, one or more; fewer in long programs.
 
     Only a few if they all end far from the pool.
     """
+    few, near = hopeless
     problem = crew.lead.problem
     enough = min(_ENOUGH_WAYS, max(1, _LONG // max(len(problem.ops), 1)))
     fitting, nearest = 0, math.inf
@@ -103,7 +110,7 @@ def _followed(
         nearest = min(nearest, found.peak)
         is_nearly_free = found.fits and found.cost <= least * _NEARLY_FREE
         is_late = time.monotonic() > crew.lead.deadline
-        is_hopeless = turn >= _HOPELESS_WAYS and nearest > pool * _NEAR
+        is_hopeless = turn >= few and nearest > pool * near
         if is_hopeless or fitting >= (1 if is_late or is_nearly_free else enough):
             break
 
@@ -205,7 +212,7 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> Planned:
         for share in _FURTHER_SHARES:
             pool = int(best.size * share)
             ways = _ways(crew.lead.problem, pool, _NOISY_WAYS_DOWN)
-            fresh = _followed(crew, pool, ways, effort)
+            fresh = _followed(crew, pool, ways, effort, _HOPELESS_DOWN)
             reached = next((found for found in fresh if found.fits), None)
             if reached is not None:
                 break
