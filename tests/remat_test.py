@@ -156,7 +156,7 @@ def test_a_larger_budget_never_costs_more_than_a_smaller() -> None:
     assert costs == sorted(costs)
 
 
-def test_the_last_percent_of_bytes_is_not_bought_with_much_arithmetic() -> None:
+def test_the_last_bytes_are_not_bought_with_much_arithmetic() -> None:
     def step(w, x):
         # Less than a percent of all bytes, for two products of the six.
         few = jnp.tanh(jnp.tanh(x @ w) @ w)[:, :16]
@@ -167,7 +167,7 @@ def test_the_last_percent_of_bytes_is_not_bought_with_much_arithmetic() -> None:
 
     args = float32(512, 512), float32(512, 512)
     smallest = coop_jax.remat(step, "min").plan(*args)
-    assert smallest.floor < smallest.measured.total <= 1.01 * smallest.floor
+    assert smallest.floor < smallest.measured.total <= 1.02 * smallest.floor
     assert smallest.flops == 1
     asked = coop_jax.remat(step, smallest.floor).plan(*args)
     assert asked.measured.total == smallest.floor
@@ -195,7 +195,7 @@ def test_below_the_floor_the_error_names_it_and_what_is_alive_there() -> None:
     assert error.budget == share_of(0.3, total(unplanned()))
     assert error.floor is not None and error.floor > error.budget
     smallest = planned("min").plan(*ABSTRACT).measured.total
-    assert error.floor <= smallest <= 1.01 * error.floor
+    assert error.floor <= smallest <= 1.02 * error.floor
     assert error.buffers[0].size == ROWS * WIDTH * 4
     assert "remat_test.py" in error.buffers[0].source
     assert f"{error.floor:,} bytes" in str(error)

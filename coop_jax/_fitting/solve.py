@@ -5,7 +5,7 @@
                compile; over the budget: aim lower by the difference, and again
                well under it: aim higher once
     floor      no plan fits: the smallest pool the planner can reach, compiled
-    near       asked for the smallest: the cheapest within a percent of that
+    near       asked for the smallest: the cheapest within two percent of that
     bisect     between the floor and the nearest miss
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
@@ -46,8 +46,8 @@ _WORTH_LOOSENING = 0.03
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _WORTH_RELAXING = 0.05
-_NEAR_FLOOR = 1.01
-_WORTH_A_PERCENT = 0.95
+_NEAR_FLOOR = 1.02
+_WORTH_MORE_BYTES = 0.95
 
 
 class Workbench:
@@ -141,18 +141,20 @@ class Workbench:
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
-        """The cheapest program within a percent of the fewest bytes that were reached.
+        """The cheapest program within 2 % of the fewest bytes that were reached.
 
-        The last percent may take several times the arithmetic.
+        The last bytes may take several times the arithmetic.
         """
         floor = self.floor(effort)
         if floor is self.baseline:
             return floor
         budget = int(floor.memory.total * _NEAR_FLOOR)
         room = budget - self.unplanned.fixed
-        planned = self._plan(room - self._expected_surplus(room), effort)
-        if planned is not None and planned.cost < _WORTH_A_PERCENT * floor.cost:
-            self._compile(planned)
+        # Plans for a little more were made when the floor was sought.
+        if room > _FLOOR_SLACKS[0] * floor.memory.temp:
+            planned = self._plan(room - self._expected_surplus(room), effort)
+            if planned is not None and planned.cost < _WORTH_MORE_BYTES * floor.cost:
+                self._compile(planned)
         return min(self._fitting(budget), key=lambda c: (c.cost, c.memory.total))
 
     def _seek_floor(self, effort: Effort) -> None:

@@ -131,7 +131,7 @@ class LoopWorkbench:
         return self.smallest
 
     def near_floor(self, effort: Effort) -> Candidate:
-        """The cheapest program within a percent of the fewest bytes reached."""
+        """The cheapest program within 2 % of the fewest bytes reached."""
         return self._bench_of(self.floor(effort)).near_floor(effort)
 
     def finish(self, candidate: Candidate) -> Candidate:
