@@ -74,8 +74,8 @@ def plan(
     effort = effort or Effort()
     with Crew(problem, pool, effort, is_packed) as crew:
         search = crew.lead
-        known = map(Way, starts)
-        found = _best(_followed(crew, pool, chain(known, _ways(problem, pool)), effort))
+        ways = chain(map(Way, starts), _ways(problem, pool))
+        found = _best(_followed(crew, pool, ways, effort, known=len(starts)))
         if not found.fits:
             search.begin(pool)
             reached = _descend(search, pool)
@@ -94,10 +94,12 @@ def _followed(
     ways: Iterable[Way],
     effort: Effort,
     hopeless: tuple[int, float] = _HOPELESS,
+    known: int = 0,
 ) -> Iterator[Planned]:
     """Where the ways lead, one or more; fewer in long programs.
 
-    Only a few if they all end far from the pool.
+    Only a few if they all end far from the pool, but for the first `known` ones, which
+    begin near it.
     """
     few, near = hopeless
     problem = crew.lead.problem
@@ -107,10 +109,10 @@ def _followed(
     for turn, found in enumerate(crew.follow(ways, pool, _little(effort)), 1):
         yield found
         fitting += found.fits
-        nearest = min(nearest, found.peak)
+        nearest = min(nearest, found.peak) if turn > known else nearest
         is_nearly_free = found.fits and found.cost <= least * _NEARLY_FREE
         is_late = time.monotonic() > crew.lead.deadline
-        is_hopeless = turn >= few and nearest > pool * near
+        is_hopeless = turn - known >= few and nearest > pool * near
         if is_hopeless or fitting >= (1 if is_late or is_nearly_free else enough):
             break
 
