@@ -5,7 +5,7 @@
     rewrite    compile the rewritten step as it is: that is its profile too
                over the budget: plan its straight-line part; failing that,
                choose again, aiming lower by what XLA was over
-               well under it: choose again once, aiming higher
+               well under it: choose again, aiming higher
     floor      the smallest variants, and the smallest plan of what is left
 
 A rewritten step is a program like any other, so each has a `Workbench` of its own. Of a
@@ -43,6 +43,7 @@ from .loop_sites import Site, find_sites, rewritten
 _MOST_COMPILES = 5
 _WORTH_LOOSENING = 0.03
 _MOST_PUSHES = 4
+_MOST_LOOSENINGS = 3
 
 
 class LoopWorkbench:
@@ -89,8 +90,7 @@ class LoopWorkbench:
     @property
     def plan_seconds(self) -> float:
         """Wall time planning so far."""
-        inside = sum(bench.plan_seconds for bench in self._benches())
-        return inside + self._seconds_inside
+        return sum(b.plan_seconds for b in self._benches()) + self._seconds_inside
 
     @property
     def baseline_seconds(self) -> float:
@@ -144,6 +144,7 @@ class LoopWorkbench:
         plan = bench.describe(candidate, budget)
         rewritten = self._rewriting_of(candidate)
         loops, bodies = (rewritten.plans, rewritten.bodies) if rewritten else ((), ())
+        digest = fingerprint(plan.problem, budget, plan.positions, loops, bodies)
         own = self._flops(rewritten) / max(program_flops(self.step.program), 1.0)
         return dataclasses.replace(
             plan,
@@ -157,9 +158,7 @@ class LoopWorkbench:
             equations=len(self.step.program.equations),
             loops=loops,
             bodies=bodies,
-            fingerprint=fingerprint(
-                plan.problem, budget, plan.positions, loops, bodies
-            ),
+            fingerprint=digest,
             floor=self.smallest.memory.total,
             origin=origin_of(self.step),
         )
@@ -174,7 +173,7 @@ class LoopWorkbench:
         return min(self._fitting(budget), key=self._rank, default=None)
 
     def _approach(self, room: int, effort: Effort) -> None:
-        aim, margin, has_loosened = room, 0, False
+        aim, margin, looser = room, 0, _MOST_LOOSENINGS
         most = self.compiles + _MOST_COMPILES
         while self.compiles < most:
             known = len(self.rewritten)
@@ -186,10 +185,11 @@ class LoopWorkbench:
             if temp > room:
                 aim = min(aim, self._predict(sizes)) - (temp - room) - margin
                 margin += room // 200
-            elif room - temp > _WORTH_LOOSENING * room and not has_loosened:
+                looser = min(looser, 1)
+            elif room - temp > _WORTH_LOOSENING * room and looser:
                 if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
-                has_loosened = True
+                looser -= 1
                 aim = self._predict(sizes) + int(0.9 * (room - temp))
             else:
                 return
