@@ -208,7 +208,7 @@ class Workbench:
             unplanned=self.unplanned,
             measured=candidate.memory,
             predicted=candidate.predicted + candidate.memory.fixed,
-            flops=self._flops(candidate) / max(program_flops(self.step.program), 1.0),
+            flops=self.arithmetic(candidate),
             time=candidate.cost / max(self.baseline.cost, 1e-30),
             actions=list_actions(
                 candidate.profile, candidate.positions, candidate.schedule
@@ -378,17 +378,17 @@ class Workbench:
 
     # Reports
 
-    def _flops(self, candidate: Candidate) -> float:
-        units = candidate.profile.units
+    def arithmetic(self, candidate: Candidate) -> float:
+        """Flops over those of the step as written."""
+        program, units = self.step.program, candidate.profile.units
         ran: list[int] = []
         for op in candidate.schedule:
             ran += (*units[op].inlined, units[op].root)
         once: list[int] = []
         for op in candidate.profile.problem.program_order:
             once += (*units[op].inlined, units[op].root)
-        program = self.step.program
         extra = program_flops(program, ran) - program_flops(program, once)
-        return program_flops(program) + extra
+        return 1 + extra / max(program_flops(program), 1.0)
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         """The error for a budget below everything reached."""

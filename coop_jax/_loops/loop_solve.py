@@ -5,7 +5,7 @@
     rewrite    compile the rewritten step as it is: that is its profile too
                over the budget: plan its straight-line part; failing that,
                choose again, aiming lower by what XLA was over
-               well under it: choose again, aiming higher
+               well under it, or would be in its own order: choose again, aiming higher
     floor      the smallest variants, and the smallest plan of what is left
 
 A rewritten step is a program like any other, so each has a `Workbench` of its own. Of a
@@ -15,11 +15,8 @@ micro-batches) are planned inside; the rest is left to its `Workbench`.
 
 import contextlib
 import dataclasses
-import math
 import time
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from .._errors import BudgetError
 from .._fitting.candidate import Candidate
@@ -30,14 +27,14 @@ from .._measure import MemoryUse
 from .._native.inplace import InPlace
 from .._plan import Plan, fingerprint
 from .._planning.planner import Effort
-from .._planning.validate import live_bytes
-from .._program.cost import program_flops
 from .._program.origin import origin_of
 from .._program.regions import Place, communicating, is_over_inside, most_outside
-from .body_plans import flops_with, plan_bodies, tie_bodies, with_bodies
-from .loop_plan import Variant, choose
+from .body_plans import plan_bodies, saved_by_ties, tie_bodies, with_bodies
+from .loop_plan import Variant
+from .loop_programs import LoopPrograms
 from .loop_report import BodyPlan
 from .loop_rewriting import Rewritten
+from .loop_room import LoopRoom
 from .loop_sites import Site, find_sites, rewritten
 
 _MOST_COMPILES = 5
@@ -63,8 +60,9 @@ class LoopWorkbench:
         self.plain = Workbench(step, policy, cost_model, inplace)
         # The online policies are published for straight lines, and stay that.
         self.sites = self._find_sites() if policy == "coop" else []
-        self._op_of = {u.root: op for op, u in enumerate(self.plain.profile.units)}
-        self.rewritten: list[Rewritten] = []
+        self._room = self._room_of_pairs()
+        written = sum(site.written for site in self.sites)
+        self.programs = LoopPrograms(self.plain, written)
         self._seconds_inside = 0.0
 
     @property
@@ -80,17 +78,17 @@ class LoopWorkbench:
     @property
     def compiles(self) -> int:
         """Programs compiled so far."""
-        return sum(bench.compiles for bench in self._benches())
+        return sum(bench.compiles for bench in self.programs.benches)
 
     @property
     def compile_seconds(self) -> float:
         """Wall time in XLA so far."""
-        return sum(bench.compile_seconds for bench in self._benches())
+        return sum(bench.compile_seconds for bench in self.programs.benches)
 
     @property
     def plan_seconds(self) -> float:
         """Wall time planning so far."""
-        return sum(b.plan_seconds for b in self._benches()) + self._seconds_inside
+        return sum(b.plan_seconds for b in self.programs.benches) + self._seconds_inside
 
     @property
     def baseline_seconds(self) -> float:
@@ -115,9 +113,9 @@ class LoopWorkbench:
         if room > 0:
             approach = self._approach if self.sites else self._approach_inside
             approach(room, effort)
-            if not self._fitting(budget):
+            if not self.programs.fitting(budget):
                 self._plan_smallest(budget, effort)
-        if not self._fitting(budget):
+        if not self.programs.fitting(budget):
             self.floor(effort)
         if (found := self.best(budget)) is None:
             raise self.infeasible(budget, effort)
@@ -132,25 +130,24 @@ class LoopWorkbench:
 
     def near_floor(self, effort: Effort) -> Candidate:
         """The cheapest program within 2 % of the fewest bytes reached."""
-        return self._bench_of(self.floor(effort)).near_floor(effort)
+        return self.programs.bench_of(self.floor(effort)).near_floor(effort)
 
     def finish(self, candidate: Candidate) -> Candidate:
         """The candidate as a program to run; it may only have been probed."""
-        return self._bench_of(candidate).finish(candidate)
+        return self.programs.bench_of(candidate).finish(candidate)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
-        bench = self._bench_of(candidate)
+        bench = self.programs.bench_of(candidate)
         plan = bench.describe(candidate, budget)
-        rewritten = self._rewriting_of(candidate)
+        rewritten = self.programs.rewriting_of(candidate)
         loops, bodies = (rewritten.plans, rewritten.bodies) if rewritten else ((), ())
         digest = fingerprint(plan.problem, budget, plan.positions, loops, bodies)
-        own = self._flops(rewritten) / max(program_flops(self.step.program), 1.0)
         return dataclasses.replace(
             plan,
             unplanned=self.unplanned,
-            flops=plan.flops * own,
-            time=self._cost(candidate) / max(self.baseline.cost, 1e-30),
+            flops=self.programs.arithmetic(candidate),
+            time=self.programs.cost(candidate) / max(self.baseline.cost, 1e-30),
             compiles=self.compiles,
             plan_seconds=self.plan_seconds,
             compile_seconds=self.compile_seconds,
@@ -166,33 +163,49 @@ class LoopWorkbench:
     @property
     def smallest(self) -> Candidate:
         """The smallest program compiled so far."""
-        return min(self._candidates(), key=lambda c: c.memory.total)
+        return min(self.programs.candidates, key=lambda c: c.memory.total)
 
     def best(self, budget: int) -> Candidate | None:
         """The cheapest program compiled so far that measures at most `budget` bytes."""
-        return min(self._fitting(budget), key=self._rank, default=None)
+        return self.programs.best(budget)
 
     def _approach(self, room: int, effort: Effort) -> None:
         aim, margin, looser = room, 0, _MOST_LOOSENINGS
-        most = self.compiles + _MOST_COMPILES
+        most, tried = self.compiles + _MOST_COMPILES, set[Rewritten]()
         while self.compiles < most:
-            known = len(self.rewritten)
             rewritten = self._rewrite(self._choose(aim))
-            if len(self.rewritten) == known:
+            if rewritten in tried:
                 return
+            tried.add(rewritten)
             temp = self._squeeze(rewritten, room, effort)
-            sizes = [v.size for v in rewritten.variants]
+            predicted = self._room.predict(rewritten.variants)
             if temp > room:
-                aim = min(aim, self._predict(sizes)) - (temp - room) - margin
+                aim = min(aim, predicted) - (temp - room) - margin
                 margin += room // 200
                 looser = min(looser, 1)
-            elif room - temp > _WORTH_LOOSENING * room and looser:
+            elif looser and (spare := self._spare(rewritten, temp, room)):
                 if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
                 looser -= 1
-                aim = self._predict(sizes) + int(0.9 * (room - temp))
+                aim = predicted + int(0.9 * spare)
             else:
                 return
+
+    def _spare(self, rewritten: Rewritten, temp: int, room: int) -> int:
+        """Bytes that may be kept beside `temp`, none if they are too few to matter.
+
+        What XLA takes for an order of its own is to spare too: once more is kept than
+        fits in that order, bodies are held to theirs.
+        """
+        bench, platform = rewritten.bench, self.step.platform
+        worth = _WORTH_LOOSENING * room
+        if (
+            temp == bench.unplanned.temp
+            and saved_by_ties(bench.profile, bench.buffers, platform) > worth
+        ):
+            ties = tie_bodies(bench.profile, bench.buffers, temp, 0, platform)
+            temp = min(temp, self._with_bodies(rewritten, ties).bench.unplanned.temp)
+        return room - temp if room - temp > worth else 0
 
     def _approach_inside(self, room: int, effort: Effort) -> None:
         """Plans the bodies of loops, aiming lower by what XLA was over."""
@@ -263,14 +276,6 @@ class LoopWorkbench:
             temp = min(temp, candidate.memory.temp) if candidate else temp
         return temp
 
-    def _cost_of_less(self, rewritten: Rewritten, over: int) -> float:
-        """Seconds it takes to keep `over` bytes less between the scans."""
-        aim = self._predict([v.size for v in rewritten.variants]) - over
-        variants = self._choose(aim)
-        if self._predict([v.size for v in variants]) > aim:
-            return math.inf
-        return sum(v.cost for v in variants) - rewritten.cost
-
     def _plan_smallest(self, budget: int, effort: Effort) -> None:
         """Plans the straight line of the smallest rewriting."""
         rewritten = self._smallest(effort)
@@ -293,18 +298,16 @@ class LoopWorkbench:
     def _plan_bodies(
         self, rewritten: Rewritten, temp: int, room: int, effort: Effort
     ) -> list[BodyPlan]:
-        start = time.perf_counter()
-        bench = rewritten.bench
-        plans = plan_bodies(
-            bench.profile, bench.buffers, temp, room, self.step.platform, effort
-        )
-        self._seconds_inside += time.perf_counter() - start
-        return plans
+        found, platform = rewritten.bench, self.step.platform
+        with self._counted():
+            return plan_bodies(
+                found.profile, found.buffers, temp, room, platform, effort
+            )
 
     def _with_bodies(
         self, rewritten: Rewritten, bodies: Sequence[BodyPlan]
     ) -> Rewritten:
-        for known in self.rewritten:
+        for known in self.programs.rewritten:
             if known.plans == rewritten.plans and known.bodies == tuple(bodies):
                 return known
         step = rewritten.bench.step
@@ -312,30 +315,27 @@ class LoopWorkbench:
         step = dataclasses.replace(step, program=program)
         bench = self._bench(step, "the step with bodies of loops planned")
         found = Rewritten(rewritten.variants, rewritten.plans, tuple(bodies), bench)
-        self.rewritten.append(found)
+        self.programs.rewritten.append(found)
         return found
 
     def _choose(self, room: int) -> list[Variant]:
-        start = time.perf_counter()
-        pairs = [site.choices for site in self.sites]
-        variants = choose(pairs, lambda sizes: self._predict(sizes) <= room)
-        self._seconds_inside += time.perf_counter() - start
-        return variants
+        with self._counted():
+            return self._room.choose(room)
 
-    def _predict(self, sizes: Sequence[int]) -> int:
-        """Bytes of temporaries if the pairs hold these bytes, by what XLA measured."""
-        problem = self.plain.problem
-        alive = np.array(live_bytes(problem, problem.program_order), np.int64)
-        surplus = self.unplanned.temp - int(alive.max())
-        for site, size in zip(self.sites, sizes, strict=True):
-            first, last = (self._op_of[k] for k in site.equations)
-            change = (size - site.written) // self.step.program.partitions
-            alive[first : last + 1] += change
-        return int(alive.max()) + surplus
+    def _cost_of_less(self, rewritten: Rewritten, over: int) -> float:
+        with self._counted():
+            return self._room.cost_of_less(rewritten.variants, over)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts as time spent planning."""
+        start = time.perf_counter()
+        yield
+        self._seconds_inside += time.perf_counter() - start
 
     def _rewrite(self, variants: Sequence[Variant]) -> Rewritten:
         plans = tuple(map(Site.loop_plan, self.sites, variants))
-        for known in self.rewritten:
+        for known in self.programs.rewritten:
             if known.plans == plans and not known.bodies:
                 return known
         bench = self.plain
@@ -344,11 +344,21 @@ class LoopWorkbench:
             step = dataclasses.replace(self.step, program=program)
             bench = self._bench(step, "the step with its loops rewritten")
         found = Rewritten(tuple(variants), plans, (), bench)
-        self.rewritten.append(found)
+        self.programs.rewritten.append(found)
         return found
 
     def _bench(self, step: FlatStep, what: str) -> Workbench:
         return Workbench(step, self.policy, self.cost_model, self.inplace, what)
+
+    def _room_of_pairs(self) -> LoopRoom:
+        op_of = {u.root: op for op, u in enumerate(self.plain.profile.units)}
+        ops = [
+            (op_of[first], op_of[last])
+            for first, last in (site.equations for site in self.sites)
+        ]
+        partitions = self.step.program.partitions
+        problem, temp = self.plain.problem, self.unplanned.temp
+        return LoopRoom(problem, temp, self.sites, ops, partitions)
 
     def _find_sites(self) -> list[Site]:
         program = self.step.program
@@ -357,44 +367,5 @@ class LoopWorkbench:
             once = communicating(self.plain.buffers)
         return find_sites(program, self.step.platform, once)
 
-    def _benches(self) -> list[Workbench]:
-        return list(dict.fromkeys([self.plain, *(r.bench for r in self.rewritten)]))
-
-    def _candidates(self) -> list[Candidate]:
-        return [c for b in self._benches() for c in (b.baseline, *b.candidates)]
-
-    def _fitting(self, budget: int) -> list[Candidate]:
-        return [c for c in self._candidates() if c.memory.total <= budget]
-
-    def _bench_of(self, candidate: Candidate) -> Workbench:
-        return next(
-            bench
-            for bench in self._benches()
-            if candidate is bench.baseline or candidate in bench.candidates
-        )
-
-    def _cost(self, candidate: Candidate) -> float:
-        """Seconds by the cost model, comparable between rewritings."""
-        bench, rewritten = self._bench_of(candidate), self._rewriting_of(candidate)
-        extra = rewritten.cost if rewritten else 0.0
-        return self.baseline.cost + extra + (candidate.cost - bench.baseline.cost)
-
-    def _flops(self, rewritten: Rewritten | None) -> float:
-        """Flops of a rewritten step, its straight line as written."""
-        if rewritten is None:
-            return program_flops(self.step.program)
-        program = self._rewrite(rewritten.variants).bench.step.program
-        return flops_with(program, rewritten.bodies, self.step.platform)
-
-    def _rank(self, candidate: Candidate) -> tuple[float, bool, int]:
-        """Cheaper first; of equals, loops that XLA may order as it likes."""
-        rewritten = self._rewriting_of(candidate)
-        is_tied = bool(rewritten and rewritten.bodies)
-        return self._cost(candidate), is_tied, candidate.memory.total
-
-    def _rewriting_of(self, candidate: Candidate) -> Rewritten | None:
-        bench = self._bench_of(candidate)
-        return next((r for r in self.rewritten if r.bench is bench), None)
-
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
-        return self._bench_of(self.floor(effort)).infeasible(budget, effort)
+        return self.programs.bench_of(self.floor(effort)).infeasible(budget, effort)

@@ -1,0 +1,106 @@
+"""All programs compiled for a step with scan pairs, and which of them is best.
+
+Each rewriting of a step is planned by a `Workbench` of its own; here their programs are
+compared.
+"""
+
+from .._fitting.candidate import Candidate
+from .._fitting.solve import Workbench
+from .._program.cost import program_flops
+from .body_plans import flops_with
+from .loop_rewriting import Rewritten
+
+_EQUAL = 1e-3
+"""Share of the arithmetic below which two programs do as much."""
+
+
+class LoopPrograms:
+    """What was made of one step so far.
+
+    Args:
+      plain: the workbench of the step as written.
+      written: bytes that its scan pairs stack.
+    """
+
+    def __init__(self, plain: Workbench, written: int):
+        self.plain = plain
+        self.written = written
+        self.rewritten: list[Rewritten] = []
+
+    @property
+    def benches(self) -> list[Workbench]:
+        """Of the step as written, and of each of its rewritings."""
+        return list(dict.fromkeys([self.plain, *(r.bench for r in self.rewritten)]))
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All programs, the rewritings as they are among them."""
+        return [c for b in self.benches for c in (b.baseline, *b.candidates)]
+
+    def fitting(self, budget: int) -> list[Candidate]:
+        """Those that measure at most `budget` bytes."""
+        return [c for c in self.candidates if c.memory.total <= budget]
+
+    def best(self, budget: int) -> Candidate | None:
+        """The cheapest that measures at most `budget` bytes.
+
+        What keeps more between its scans and does less arithmetic is preferred to what
+        saves modelled time, for the same reason as in `scan_policies`.
+        """
+        known = [(c, self._kept(c), self.arithmetic(c)) for c in self.fitting(budget)]
+        undominated = [
+            candidate
+            for candidate, kept, flops in known
+            if not any(k > kept and f < (1 - _EQUAL) * flops for _, k, f in known)
+        ]
+        return min(undominated, key=self._rank, default=None)
+
+    def bench_of(self, candidate: Candidate) -> Workbench:
+        """The workbench that made it."""
+        return next(
+            bench
+            for bench in self.benches
+            if candidate is bench.baseline or candidate in bench.candidates
+        )
+
+    def rewriting_of(self, candidate: Candidate) -> Rewritten | None:
+        """The rewriting that it is of, if of any."""
+        bench = self.bench_of(candidate)
+        return next((r for r in self.rewritten if r.bench is bench), None)
+
+    def cost(self, candidate: Candidate) -> float:
+        """Seconds by the cost model, comparable between rewritings."""
+        bench, rewritten = self.bench_of(candidate), self.rewriting_of(candidate)
+        extra = rewritten.cost if rewritten else 0.0
+        return self.plain.baseline.cost + extra + (candidate.cost - bench.baseline.cost)
+
+    def arithmetic(self, candidate: Candidate) -> float:
+        """Flops over those of the step as written."""
+        own = self._flops(self.rewriting_of(candidate))
+        own /= max(program_flops(self.plain.step.program), 1.0)
+        return own * self.bench_of(candidate).arithmetic(candidate)
+
+    def _flops(self, rewritten: Rewritten | None) -> float:
+        """Flops of a rewritten step, its straight line as written."""
+        step = self.plain.step
+        if rewritten is None:
+            return program_flops(step.program)
+        bench = next(
+            r.bench
+            for r in self.rewritten
+            if r.plans == rewritten.plans and not r.bodies
+        )
+        return flops_with(bench.step.program, rewritten.bodies, step.platform)
+
+    def _kept(self, candidate: Candidate) -> int:
+        """Bytes kept between scans."""
+        rewritten = self.rewriting_of(candidate)
+        if rewritten is None or not rewritten.variants:
+            return self.written
+        return sum(v.size for v in rewritten.variants)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, bool, int]:
+        """Cheaper first; of equals, loops that XLA may order as it likes."""
+        rewritten = self.rewriting_of(candidate)
+        is_tied = bool(rewritten and rewritten.bodies)
+        return self.cost(candidate), is_tied, candidate.memory.total

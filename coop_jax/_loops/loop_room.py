@@ -1,0 +1,66 @@
+"""What the pairs of scans of a step may hold between them, in the room that there is.
+
+What a step takes if its pairs hold other bytes is predicted from what XLA was seen to
+take for the step as written, less what its pairs stacked there.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._planning.types import Problem
+from .._planning.validate import live_bytes
+from .loop_plan import Variant, choose
+from .loop_sites import Site
+
+
+class LoopRoom:
+    """The bytes of a step by those of its pairs.
+
+    Args:
+      problem: of the step as written.
+      temp: bytes of temporaries that XLA took for it.
+      sites: its pairs.
+      ops: per pair, the first and last op of the problem over which it holds bytes.
+      partitions: devices that share the bytes of a pair.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        temp: int,
+        sites: Sequence[Site],
+        ops: Sequence[tuple[int, int]],
+        partitions: int,
+    ):
+        self._alive = np.array(live_bytes(problem, problem.program_order), np.int64)
+        self._surplus = temp - int(self._alive.max(initial=0))
+        self._sites = sites
+        self._ops = ops
+        self._partitions = partitions
+
+    def predict(self, variants: Sequence[Variant]) -> int:
+        """Bytes of temporaries with these variants."""
+        return self._predict([v.size for v in variants])
+
+    def choose(self, room: int) -> list[Variant]:
+        """The cheapest variants predicted to fit, or the smallest of each pair."""
+        pairs = [site.choices for site in self._sites]
+        return choose(pairs, lambda sizes: self._predict(sizes) <= room)
+
+    def cost_of_less(self, variants: Sequence[Variant], over: int) -> float:
+        """Seconds it takes to hold `over` bytes less; infinite if there is no way."""
+        aim = self.predict(variants) - over
+        less = self.choose(aim)
+        if self.predict(less) > aim:
+            return math.inf
+        return sum(v.cost for v in less) - sum(v.cost for v in variants)
+
+    def _predict(self, sizes: Sequence[int]) -> int:
+        alive = self._alive.copy()
+        for site, (first, last), size in zip(
+            self._sites, self._ops, sizes, strict=True
+        ):
+            alive[first : last + 1] += (size - site.written) // self._partitions
+        return int(alive.max(initial=0)) + self._surplus

@@ -1,0 +1,105 @@
+"""Which of the programs compiled for a step with scan pairs is best."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coop_jax._loops import loop_programs, loop_solve
+from coop_jax._loops.loop_programs import LoopPrograms
+
+WRITTEN = 100
+
+
+class Namespace(SimpleNamespace):
+    """One that can be a key."""
+
+    __hash__ = object.__hash__
+
+
+def bench_of(total: int, flops: float) -> Any:
+    """A workbench of a rewriting that takes `total` bytes as it is."""
+    return Namespace(
+        baseline=SimpleNamespace(memory=SimpleNamespace(total=total), cost=10.0),
+        candidates=[],
+        arithmetic=lambda _: flops,
+        step=SimpleNamespace(program=None, platform="gpu"),
+    )
+
+
+def rewriting(size: int, cost: float, total: int, flops: float) -> Any:
+    """One that keeps `size` bytes and takes `cost` seconds more than as written."""
+    return SimpleNamespace(
+        variants=(SimpleNamespace(size=size),),
+        plans=(size,),
+        bodies=(),
+        cost=cost,
+        bench=bench_of(total, flops),
+    )
+
+
+@pytest.fixture(name="best_size")
+def _best_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop_programs, "program_flops", lambda _: 1.0)
+    monkeypatch.setattr(loop_programs, "flops_with", lambda *_: 1.0)
+
+    def best(budget: int, *rewritings: Any) -> int | None:
+        programs = LoopPrograms(bench_of(1000, 1.0), WRITTEN)
+        programs.rewritten += rewritings
+        found = programs.best(budget)
+        if found is None or not (of := programs.rewriting_of(found)):
+            return None
+        return of.variants[0].size
+
+    return best
+
+
+def test_the_cheapest_that_fits_is_best(best_size):
+    few, many = rewriting(20, 3.0, 500, 1.3), rewriting(60, 1.0, 700, 1.1)
+    assert best_size(800, few, many) == 60
+    assert best_size(600, few, many) == 20
+    assert best_size(400, few, many) is None
+
+
+def test_little_modelled_time_does_not_stand_against_arithmetic(best_size):
+    """By the model the one that keeps 20 bytes is faster, with more arithmetic."""
+    few, many = rewriting(20, 1.0, 500, 1.3), rewriting(60, 2.0, 700, 1.1)
+    assert best_size(800, few, many) == 60
+
+
+@pytest.mark.parametrize("flops", [1.1, 1.1005])
+def test_of_as_much_arithmetic_the_faster_is_best(best_size, flops):
+    few, many = rewriting(20, 1.0, 500, flops), rewriting(60, 2.0, 700, 1.1)
+    assert best_size(800, few, many) == 20
+
+
+def test_less_arithmetic_from_keeping_less_does_not_rule_out_the_faster(best_size):
+    few, many = rewriting(20, 2.0, 500, 1.1), rewriting(60, 1.0, 700, 1.3)
+    assert best_size(800, few, many) == 60
+
+
+@pytest.mark.parametrize(
+    ("as_it_is", "reached", "thought", "tied", "spare"),
+    [
+        pytest.param(980, 980, 100, 900, 100, id="ties save 80"),
+        pytest.param(980, 980, 100, 990, 0, id="ties were thought to save"),
+        pytest.param(980, 980, 10, 900, 0, id="ties are thought to save too little"),
+        pytest.param(900, 900, 10, 700, 100, id="there is room without"),
+        pytest.param(1050, 950, 100, 700, 50, id="fits since it is tied"),
+    ],
+)
+def test_what_ties_save_may_be_kept(
+    monkeypatch, as_it_is, reached, thought, tied, spare
+):
+    def taking(temp: int) -> Any:
+        unplanned = SimpleNamespace(temp=temp)
+        bench = SimpleNamespace(unplanned=unplanned, profile=None, buffers=None)
+        return SimpleNamespace(bench=bench)
+
+    monkeypatch.setattr(loop_solve, "saved_by_ties", lambda *_: thought)
+    monkeypatch.setattr(loop_solve, "tie_bodies", lambda *_: [])
+    bench: Any = SimpleNamespace(
+        step=SimpleNamespace(platform="gpu"), _with_bodies=lambda *_: taking(tied)
+    )
+    found = loop_solve.LoopWorkbench._spare(bench, taking(as_it_is), reached, 1000)
+    assert found == spare
