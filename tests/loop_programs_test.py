@@ -14,7 +14,8 @@ WRITTEN = 100
 class Namespace(SimpleNamespace):
     """One that can be a key."""
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
 
 def bench_of(total: int, flops: float) -> Any:
