@@ -1,5 +1,6 @@
 """Which of the programs compiled for a step with scan pairs is best."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,21 +12,24 @@ from coop_jax._loops.loop_programs import LoopPrograms
 WRITTEN = 100
 
 
-class Namespace(SimpleNamespace):
-    """One that can be a key."""
+@dataclass(eq=False)
+class Bench:
+    """A workbench of a program that was not planned any further."""
 
-    def __hash__(self) -> int:
-        return id(self)
+    baseline: Any
+    flops: float
+    step: Any
+    candidates: tuple[Any, ...] = ()
+
+    def arithmetic(self, _candidate: Any) -> float:
+        return self.flops
 
 
 def bench_of(total: int, flops: float) -> Any:
-    """A workbench of a rewriting that takes `total` bytes as it is."""
-    return Namespace(
-        baseline=SimpleNamespace(memory=SimpleNamespace(total=total), cost=10.0),
-        candidates=[],
-        arithmetic=lambda _: flops,
-        step=SimpleNamespace(program=None, platform="gpu"),
-    )
+    """One that takes `total` bytes."""
+    memory = SimpleNamespace(total=total)
+    step = SimpleNamespace(program=None, platform="gpu")
+    return Bench(SimpleNamespace(memory=memory, cost=10.0), flops, step)
 
 
 def rewriting(size: int, cost: float, total: int, flops: float) -> Any:
