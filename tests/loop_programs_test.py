@@ -86,10 +86,10 @@ def test_less_arithmetic_from_keeping_less_does_not_rule_out_the_faster(best_siz
 @pytest.mark.parametrize(
     ("as_it_is", "reached", "thought", "tied", "spare"),
     [
-        pytest.param(980, 980, 100, 900, 100, id="ties save 80"),
-        pytest.param(980, 980, 100, 990, 0, id="ties were thought to save"),
-        pytest.param(980, 980, 10, 900, 0, id="ties are thought to save too little"),
-        pytest.param(900, 900, 10, 700, 100, id="there is room without"),
+        pytest.param(980, 980, 20, 900, 100, id="ties save 80"),
+        pytest.param(980, 980, 20, 990, 0, id="ties were thought to save"),
+        pytest.param(980, 980, 5, 900, 0, id="ties are thought to save too little"),
+        pytest.param(900, 900, 0, 700, 100, id="there is room without"),
         pytest.param(1050, 950, 100, 700, 50, id="fits since it is tied"),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 
 from coop_jax._loops.loop_plan import PairChoices, choose
 from coop_jax._loops.scan_branch import keep_within
-from coop_jax._loops.scan_plan import corners, keep_at_price, with_seam
+from coop_jax._loops.scan_plan import corners, keep_at_price
 from coop_jax._loops.scan_policies import arithmetic, keep_by_rule, policy_keepings
+from coop_jax._planning.seam import with_seam
 from coop_jax._planning.types import Op, Value
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .scan_plan import Keeping, SeamProblem, corners
+from .._planning.seam import SeamProblem
+from .scan_plan import Keeping, corners
 from .scan_policies import keep_by_rule
 
 _PRICE_STEPS = 60

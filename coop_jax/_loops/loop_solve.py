@@ -199,12 +199,12 @@ class LoopWorkbench:
         """
         bench, platform = rewritten.bench, self.step.platform
         worth = _WORTH_LOOSENING * room
-        if (
-            temp == bench.unplanned.temp
-            and saved_by_ties(bench.profile, bench.buffers, platform) > worth
-        ):
-            ties = tie_bodies(bench.profile, bench.buffers, temp, 0, platform)
-            temp = min(temp, self._with_bodies(rewritten, ties).bench.unplanned.temp)
+        if temp == bench.unplanned.temp:
+            saved = saved_by_ties(bench.profile, bench.buffers, platform)
+            if saved and room - temp + saved > worth:
+                ties = tie_bodies(bench.profile, bench.buffers, temp, 0, platform)
+                tied = self._with_bodies(rewritten, ties)
+                temp = min(temp, tied.bench.unplanned.temp)
         return room - temp if room - temp > worth else 0
 
     def _approach_inside(self, room: int, effort: Effort) -> None:

@@ -1,19 +1,21 @@
 """The cheapest choice within given bytes, between the corners. Imports no JAX.
 
-At a price per byte the best choice is a minimum cut (`scan_plan`); within given bytes
-it is a knapsack problem on top. It is solved by branch and bound: the price at which
-two cuts meet, one within the bytes and one over them, bounds the cost of all choices
-from below (Lagrange relaxation, Everett 1963); where the bound leaves room, the largest
-value that one of the two carries and the other does not is carried in one branch and
-not in the other. The branch with the lowest bound comes first. After a number of
-branches the best choice found is taken as it is, so it is not always the optimum.
+At a price per byte the best choice is a minimum cut (`_planning/seam`); within given
+bytes it is a knapsack problem on top. It is solved by branch and bound: the price at
+which two cuts meet, one within the bytes and one over them, bounds the cost of all
+choices from below (Lagrange relaxation, Everett 1963); where the bound leaves room, the
+largest value that one of the two carries and the other does not is carried in one
+branch and not in the other. The branch with the lowest bound comes first. After a
+number of branches the best choice found is taken as it is, so it is not always the
+optimum.
 """
 
 import heapq
 from dataclasses import dataclass
 
+from .._planning.seam import Choice, SeamCuts, SeamProblem
 from .._planning.types import ValueId
-from .scan_plan import Choice, Keeping, SeamProblem, as_keeping, choose_at_price
+from .scan_plan import Keeping, as_keeping
 
 _MOST_BRANCHES = 24
 _EQUAL = 1e-9
@@ -51,6 +53,7 @@ def keep_within(body: SeamProblem, row: int) -> Keeping | None:
 class _BranchAndBound:
     def __init__(self, body: SeamProblem, row: int) -> None:
         self.body = body
+        self._cuts = SeamCuts(body)
         self.row = row
         self.best: Choice | None = None
         self._queue: list[tuple[float, int, _Branch]] = []
@@ -80,7 +83,7 @@ class _BranchAndBound:
         """Bounds a branch and queues it, if it may hold a better choice."""
 
         def cut(price: float) -> Choice:
-            return choose_at_price(self.body, price, carried, gone)
+            return self._cuts.at(price, carried, gone)
 
         # What the parent knew and the branch allows need not be found again.
         few = parent.few if parent and carried == parent.carried else None

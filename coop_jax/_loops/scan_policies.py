@@ -9,9 +9,10 @@ the choice is made again with more weight on arithmetic, until it does no more.
 
 from dataclasses import replace
 
+from .._planning.seam import SeamCuts, SeamProblem
 from .._planning.types import Op
 from .scan_branch import keep_within
-from .scan_plan import Keeping, SeamProblem, as_keeping, choose_at_price
+from .scan_plan import Keeping, as_keeping
 
 _WEIGHTS = (1.0, 8.0, 64.0)
 """Of all arithmetic, in units of the modelled time of both bodies."""
@@ -48,10 +49,8 @@ def policy_keepings(body: SeamProblem) -> list[Keeping]:
     """What the usual policies keep, and repeat."""
     first = body.problem.ops[: body.seam]
     free = {v for op in first if op.is_recomputable for v in op.outputs}
-    chosen = [
-        choose_at_price(body, body.lowest_price, gone=free - kept)
-        for kept in body.policies
-    ]
+    cuts = SeamCuts(body)
+    chosen = [cuts.at(body.lowest_price, gone=free - kept) for kept in body.policies]
     return [as_keeping(body, choice.repeated) for choice in chosen]
 
 

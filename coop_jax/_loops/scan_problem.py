@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from .._planning.seam import SeamProblem, with_seam
 from .._planning.types import Op, Value, ValueId
 from .._program.cost import DeviceRates, flops, work
 from .._program.pins import dropped, late_equations
@@ -10,7 +11,6 @@ from .._program.profile import is_recomputable
 from .._program.trace import Atom, Equation, Literal, Program, Variable
 from .._program.units import FUSIBLE, Graph
 from .scan_pairs import ScanPair, ScanParts, row_bytes
-from .scan_plan import SeamProblem, with_seam
 
 _FUSED = 0.25
 """Share of a streaming pass that an elementwise equation inside a fusion costs."""

@@ -16,6 +16,7 @@ The flow is found by shortest augmenting paths in layers (Dinic, 1970).
 
 import ctypes
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -28,21 +29,21 @@ class FlowNetwork:
     """A directed graph with whole-number capacities."""
 
     def __init__(self, nodes: int) -> None:
-        self._edges: list[list[int]] = [[] for _ in range(nodes)]
+        self._nodes = nodes
         self._starts: list[int] = []
-        self._target: list[int] = []
+        self._ends: list[int] = []
         self._capacity: list[int] = []
 
-    def add(self, start: int, end: int, capacity: int | None) -> None:
-        """Adds an edge; `None` is endless capacity."""
-        for a, b, c in (
-            (start, end, _ENDLESS if capacity is None else capacity),
-            (end, start, 0),
-        ):
-            self._edges[a].append(len(self._target))
-            self._starts.append(a)
-            self._target.append(b)
-            self._capacity.append(c)
+    def add(self, start: int, end: int, capacity: int | None) -> int:
+        """Adds an edge and returns its number; `None` is endless capacity."""
+        self._starts.append(start)
+        self._ends.append(end)
+        self._capacity.append(_ENDLESS if capacity is None else capacity)
+        return len(self._starts) - 1
+
+    def change(self, edge: int, capacity: int | None) -> None:
+        """Gives an edge another capacity."""
+        self._capacity[edge] = _ENDLESS if capacity is None else capacity
 
     def source_side(self, source: int, sink: int) -> set[int]:
         """Nodes on the source's side of a minimum cut, as few as possible.
@@ -52,14 +53,13 @@ class FlowNetwork:
         native = library()
         if native is None:
             return self.source_side_in_python(source, sink)
-        # Every other edge is the way back, with none at first.
         arrays = (
-            np.array(self._starts[::2], np.int32),
-            np.array(self._target[::2], np.int32),
-            np.array([c >> 32 for c in self._capacity[::2]], np.int64),
-            np.array([c & 0xFFFFFFFF for c in self._capacity[::2]], np.uint32),
+            np.array(self._starts, np.int32),
+            np.array(self._ends, np.int32),
+            np.array([c >> 32 for c in self._capacity], np.int64),
+            np.array([c & 0xFFFFFFFF for c in self._capacity], np.uint32),
         )
-        side = np.zeros(len(self._edges), np.uint8)
+        side = np.zeros(self._nodes, np.uint8)
         native.coop_jax_min_cut(
             ctypes.c_int32(len(side)),
             ctypes.c_int64(len(arrays[0])),
@@ -72,6 +72,26 @@ class FlowNetwork:
 
     def source_side_in_python(self, source: int, sink: int) -> set[int]:
         """The same without the native library."""
+        flow = _Flow(
+            self._nodes, zip(self._starts, self._ends, self._capacity, strict=True)
+        )
+        return flow.source_side(source, sink)
+
+
+class _Flow:
+    """What is left of each edge, and of its way back."""
+
+    def __init__(self, nodes: int, edges: Iterable[tuple[int, int, int]]) -> None:
+        self._edges: list[list[int]] = [[] for _ in range(nodes)]
+        self._target: list[int] = []
+        self._capacity: list[int] = []
+        for start, end, capacity in edges:
+            for a, b, c in ((start, end, capacity), (end, start, 0)):
+                self._edges[a].append(len(self._target))
+                self._target.append(b)
+                self._capacity.append(c)
+
+    def source_side(self, source: int, sink: int) -> set[int]:
         while True:
             level = self._levels(source)
             if sink not in level:

@@ -1,11 +1,12 @@
 """Finds a cheap schedule whose values fit a pool, with the whole step in view.
 
     plan(problem, pool):
-        reach     the pool in several ways: from plans that are known, the program's own
-                  order, online Coop's schedule (eviction windows in an arena,
-                  partitioned, in place) or, if none gets there, in strides to smaller
-                  pools: relieve a schedule until it fits, trim what is not needed
-                  (`search`; several at once: `crew`)
+        reach     the pool in several ways: from plans that are known, from what minimum
+                  cuts keep across the fullest place (`cuts`), the program's own order,
+                  online Coop's schedule (eviction windows in an arena, partitioned, in
+                  place) or, if none gets there, in strides to smaller pools: relieve a
+                  schedule until it fits, trim what is not needed (`search`; several at
+                  once: `crew`)
         refine    the best: leave it and come back by another way     (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
@@ -23,6 +24,7 @@ from functools import reduce
 from itertools import chain, islice
 
 from .crew import AnySearch, Crew, Start, Way
+from .cuts import cut_plans
 from .eviction import LOOKAHEAD
 from .online import run_online
 from .planned import Effort as Effort
@@ -74,8 +76,11 @@ def plan(
     effort = effort or Effort()
     with Crew(problem, pool, effort, is_packed) as crew:
         search = crew.lead
-        ways = chain(map(Way, starts), _ways(problem, pool))
-        found = _best(_followed(crew, pool, ways, effort, known=len(starts)))
+        guides = [] if _is_long(problem) else list(cut_plans(problem, pool))
+        known = [*starts, *guides]
+        ways = chain(map(Way, known), _ways(problem, pool))
+        enough = _enough_ways(problem) + len(guides)
+        found = _best(_followed(crew, pool, ways, effort, enough, len(known)))
         if not found.fits:
             search.begin(pool)
             reached = _descend(search, pool)
@@ -93,17 +98,17 @@ def _followed(
     pool: int,
     ways: Iterable[Way],
     effort: Effort,
-    hopeless: tuple[int, float] = _HOPELESS,
+    enough: int,
     known: int = 0,
+    hopeless: tuple[int, float] = _HOPELESS,
 ) -> Iterator[Planned]:
-    """Where the ways lead, one or more; fewer in long programs.
+    """Where the ways lead, one or more, until `enough` fit.
 
     Only a few if they all end far from the pool, but for the first `known` ones, which
     begin near it.
     """
     few, near = hopeless
     problem = crew.lead.problem
-    enough = min(_ENOUGH_WAYS, max(1, _LONG // max(len(problem.ops), 1)))
     fitting, nearest = 0, math.inf
     least = problem.cost(problem.program_order)
     for turn, found in enumerate(crew.follow(ways, pool, _little(effort)), 1):
@@ -115,6 +120,14 @@ def _followed(
         is_hopeless = turn - known >= few and nearest > pool * near
         if is_hopeless or fitting >= (1 if is_late or is_nearly_free else enough):
             break
+
+
+def _enough_ways(problem: Problem) -> int:
+    return min(_ENOUGH_WAYS, max(1, _LONG // max(len(problem.ops), 1)))
+
+
+def _is_long(problem: Problem) -> bool:
+    return len(problem.ops) > _LONG
 
 
 def _little(effort: Effort) -> Effort:
@@ -139,7 +152,7 @@ def _seeds(problem: Problem, pool: int) -> Iterator[Start]:
     Each of its evictions looks at the whole pool: too slow in long programs.
     """
     yield program_order(problem)
-    if len(problem.ops) <= _LONG:
+    if not _is_long(problem):
         yield lambda: _online(problem, pool)
 
 
@@ -188,9 +201,10 @@ def smallest(
         best = known or _descend(search, _least(problem))
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
         best = _go_further(crew, best, effort)
+        enough = _enough_ways(problem)
         # What is left of a long way down is seldom the cheapest way to be there.
         ways = islice(_ways(problem, best.size), _WAYS_TO_THE_FLOOR)
-        best = _best(chain([best], _followed(crew, best.size, ways, effort)))
+        best = _best(chain([best], _followed(crew, best.size, ways, effort, enough)))
         search.begin(best.size)
         return search.refine(best, effort)
 
@@ -214,7 +228,7 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> Planned:
         for share in _FURTHER_SHARES:
             pool = int(best.size * share)
             ways = _ways(crew.lead.problem, pool, _NOISY_WAYS_DOWN)
-            fresh = _followed(crew, pool, ways, effort, _HOPELESS_DOWN)
+            fresh = _followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN)
             reached = next((found for found in fresh if found.fits), None)
             if reached is not None:
                 break

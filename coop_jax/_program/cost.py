@@ -33,6 +33,8 @@ class DeviceRates:
       flops: operations per second of a matrix multiplication.
       bytes: bytes per second of a streaming kernel.
       launch: seconds that any kernel takes.
+      fused: share of its own time that an elementwise op takes, where plans leave XLA
+        to make one kernel of several.
       weights: what one operation of a slow kind (`_kind`) counts for, where it is more
         than one of a matrix multiplication.
     """
@@ -41,6 +43,7 @@ class DeviceRates:
     bytes: float
     launch: float
     weights: Mapping[str, float] = field(default_factory=dict)
+    fused: float = 1.0
 
     def seconds(self, operations: float, touched: float) -> float:
         """Seconds of a kernel, less the launch.
@@ -62,7 +65,9 @@ RATES = {
         # per group.
         weights={"random": 30.0, "grouped": 150.0},
     ),
-    "gpu": DeviceRates(flops=2e14, bytes=3e12, launch=3e-6),
+    # Parts of a plan are joined on GPU, and of elementwise ops in a row XLA reads and
+    # writes the ends.
+    "gpu": DeviceRates(flops=2e14, bytes=3e12, launch=3e-6, fused=0.25),
     "tpu": DeviceRates(flops=2e14, bytes=1.2e12, launch=3e-6),
 }
 """Typical rates by platform; only their ratios steer a plan.

@@ -24,7 +24,7 @@ from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
-from .units import Graph, Unit, choose_roots
+from .units import FUSIBLE, Graph, Unit, choose_roots
 from .workspace import workspace
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
@@ -238,6 +238,8 @@ class _ProblemBuilder:
         operations = sum(self._work(k) for k in (*unit.inlined, unit.root))
         touched = graph.touched(unit)
         cost = self.rates.seconds(operations, touched) + self.rates.launch
+        if equation.primitive.name in FUSIBLE:
+            cost *= self.rates.fused
         self.ops.append(
             Op(
                 equation.primitive.name,

@@ -1,0 +1,183 @@
+"""What to keep across one place of a program, and what to repeat behind it. No JAX.
+
+A problem with a *seam*: what is alive across it costs bytes, or is computed again
+behind it. Of all bytes only those at one position count, and so there is an exact
+solution at every price per byte, by a minimum cut (`min_cut`). As a planning problem
+the seam is an op whose workspace is larger than all else.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from .min_cut import FlowNetwork
+from .types import Op, OpId, Problem, Value, ValueId
+
+_UNITS = 1 << 40
+_SOURCE, _SINK = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class SeamProblem:
+    """A program with its seam.
+
+    Attributes:
+      problem: ops before, the seam, ops after.
+      seam: the op that stands for it.
+      workspace: its bytes.
+      never_kept: values that must not be alive across it.
+      arithmetic: floating point operations per op.
+      policies: sets of values; each is what a policy of `jax.checkpoint` may keep.
+    """
+
+    problem: Problem
+    seam: OpId
+    workspace: int
+    never_kept: frozenset[ValueId] = frozenset()
+    arithmetic: tuple[float, ...] = ()
+    policies: tuple[frozenset[ValueId], ...] = ()
+
+    @property
+    def lowest_price(self) -> float:
+        """Seconds per byte at which nothing that costs anything is repeated."""
+        return self.highest_price * 1e-6 / self.workspace
+
+    @property
+    def highest_price(self) -> float:
+        """Seconds per byte at which as few bytes as possible are stacked."""
+        return max(self.problem.cost(self.problem.program_order), 1e-30)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a cut says: values carried across the seam, ops repeated behind it.
+
+    Attributes:
+      row: bytes of the values.
+      cost: seconds of the ops that the first half runs too.
+    """
+
+    carried: frozenset[ValueId]
+    repeated: frozenset[OpId]
+    row: int
+    cost: float
+
+
+def with_seam(
+    ops: Sequence[Op],
+    values: Sequence[Value],
+    boundary: int,
+    never_kept: frozenset[ValueId] = frozenset(),
+    arithmetic: Sequence[float] = (),
+    policies: Sequence[frozenset[ValueId]] = (),
+) -> SeamProblem:
+    """Puts a seam before op `boundary`; for the rest see `SeamProblem`."""
+    # For moves, what must not be kept is as large as all that there is.
+    total = 1 + sum(value.size for value in values)
+    values = [
+        replace(value, size=total) if v in never_kept and value.size else value
+        for v, value in enumerate(values)
+    ]
+    workspace = 1 + sum(value.size for value in values)
+    seam = Op("seam", (), (), 0.0, workspace=workspace, is_recomputable=False)
+    problem = Problem((*ops[:boundary], seam, *ops[boundary:]), tuple(values))
+    counted = tuple(arithmetic) or (0.0,) * len(ops)
+    counted = (*counted[:boundary], 0.0, *counted[boundary:])
+    return SeamProblem(
+        problem, boundary, workspace, never_kept, counted, tuple(policies)
+    )
+
+
+class SeamCuts:
+    """The cheapest choices for one seam, by minimum cuts."""
+
+    def __init__(self, body: SeamProblem) -> None:
+        self.body = body
+        problem, seam = body.problem, body.seam
+        self._unit = _UNITS / body.highest_price
+        self._must_run = _must_run(problem, seam)
+        before = [v for op in problem.ops[:seam] for v in op.outputs]
+        self._value_node = {v: 2 + i for i, v in enumerate(before)}
+        self._first_op = 2 + len(before)
+        self._network = FlowNetwork(self._first_op + seam)
+        self._keep: dict[ValueId, int] = {}
+        """Per value, the edge that is cut if it is carried."""
+        for k, op in enumerate(problem.ops[:seam]):
+            self._add(k, op)
+        for op in problem.ops[seam + 1 :]:
+            for v in op.inputs:
+                if v in self._value_node:
+                    self._network.add(_SOURCE, self._value_node[v], None)
+
+    def _add(self, k: OpId, op: Op) -> None:
+        node = self._first_op + k
+        # A value that the first half does without is not computed there, but here.
+        cost = op.cost * self._unit if k in self._must_run else 0
+        capacity = round(cost) + 1 if op.is_recomputable else None
+        self._network.add(node, _SINK, capacity)
+        for v in op.outputs:
+            self._keep[v] = self._network.add(self._value_node[v], node, 0)
+        for v in op.inputs:
+            if v in self._value_node:
+                self._network.add(node, self._value_node[v], None)
+
+    def at(
+        self,
+        price: float,
+        carried: Set[ValueId] = frozenset(),
+        gone: Set[ValueId] = frozenset(),
+    ) -> Choice:
+        """The cheapest choice at `price` seconds per byte.
+
+        Args:
+          carried: values carried across the seam whatever they cost.
+          gone: values that are not, if there is any other way.
+        """
+        values = self.body.problem.values
+        shut = self.body.never_kept | gone
+        for v, edge in self._keep.items():
+            bytes_cost = 0 if v in carried else price * values[v].size * self._unit
+            self._network.change(edge, None if v in shut else round(bytes_cost))
+        return self._choice(self._network.source_side(_SOURCE, _SINK), carried)
+
+    def _choice(self, side: Set[int], carried: Set[ValueId]) -> Choice:
+        problem, seam = self.body.problem, self.body.seam
+        repeated = frozenset(k for k in range(seam) if self._first_op + k in side)
+        kept = carried | {
+            v
+            for v, node in self._value_node.items()
+            if node in side and problem.producer[v] not in repeated
+        }
+        return Choice(
+            frozenset(kept),
+            repeated,
+            sum(problem.values[v].size for v in kept),
+            sum(problem.ops[k].cost for k in repeated & self._must_run),
+        )
+
+
+def _must_run(problem: Problem, seam: OpId) -> set[OpId]:
+    """Ops of the first half that its own results need."""
+    wanted = {v for v, value in enumerate(problem.values) if value.is_output}
+    found = set()
+    for k in range(seam - 1, -1, -1):
+        op = problem.ops[k]
+        if not op.is_recomputable or any(v in wanted for v in op.outputs):
+            found.add(k)
+            wanted.update(op.inputs)
+    return found
+
+
+def first_reads(problem: Problem, seam: OpId, repeated: Set[OpId]) -> dict[OpId, int]:
+    """Where behind the seam each repeated op is first needed."""
+    needed: dict[int, int] = {}
+    for k in range(len(problem.ops) - 1, seam, -1):
+        for v in problem.ops[k].inputs:
+            needed[v] = k
+    places = {}
+    for op in sorted(repeated, reverse=True):
+        spec = problem.ops[op]
+        place = min(needed[v] for v in spec.outputs if v in needed)
+        places[op] = place
+        for v in spec.inputs:
+            needed[v] = min(needed.get(v, place), place)
+    return places
