@@ -1,8 +1,10 @@
 """Minimum cuts against all cuts of small graphs."""
 
 import itertools
+import math
 import random
 
+import numpy as np
 import pytest
 
 from coop_jax._planning.min_cut import FlowNetwork
@@ -65,6 +67,31 @@ def test_large_cuts_are_the_same_in_python(seed):
     found = network(80, edges).source_side(0, 1)
     assert 0 in found and 1 not in found
     assert found == network(80, edges).source_side_in_python(0, 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_changed_network_is_as_one_built_so(seed):
+    rng = random.Random(seed)
+    pairs = [tuple(rng.sample(range(30), 2)) for _ in range(120)]
+
+    def capacities():
+        # Whole numbers that a float holds, some of more than 64 bits.
+        return [rng.getrandbits(50) << rng.choice((0, 25)) for _ in pairs]
+
+    def with_ends(values):
+        edges = [(*pair, c) for pair, c in zip(pairs, values, strict=True)]
+        return [*edges, *((0, n, 7) for n in range(2, 9)), (9, 1, None)]
+
+    before, after = capacities(), capacities()
+    changed = network(30, with_ends(before))
+    assert changed.source_side(0, 1)
+    endless = set(rng.sample(range(len(pairs)), 5))
+    given = [math.inf if k in endless else c + 0.25 for k, c in enumerate(after)]
+    changed.change(np.arange(len(pairs)), np.array(given))
+    after = [None if k in endless else c for k, c in enumerate(after)]
+    expected = network(30, with_ends(after)).source_side(0, 1)
+    assert changed.source_side(0, 1) == expected
+    assert changed.source_side_in_python(0, 1) == expected
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ The flow is found by shortest augmenting paths in layers (Dinic, 1970).
 import ctypes
 from collections import deque
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
 from .library import library
 
 _ENDLESS = 1 << 80
+_WORD = 1 << 32
 
 
 class FlowNetwork:
@@ -32,18 +34,29 @@ class FlowNetwork:
         self._nodes = nodes
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._capacity: list[int] = []
+        self._added: list[int] = []
 
     def add(self, start: int, end: int, capacity: int | None) -> int:
         """Adds an edge and returns its number; `None` is endless capacity."""
         self._starts.append(start)
         self._ends.append(end)
-        self._capacity.append(_ENDLESS if capacity is None else capacity)
+        self._added.append(_ENDLESS if capacity is None else capacity)
         return len(self._starts) - 1
 
-    def change(self, edge: int, capacity: int | None) -> None:
-        """Gives an edge another capacity."""
-        self._capacity[edge] = _ENDLESS if capacity is None else capacity
+    def change(self, edges: np.ndarray, capacities: np.ndarray) -> None:
+        """Gives edges other capacities, rounded; infinite ones are endless."""
+        whole = np.minimum(np.rint(capacities), float(_ENDLESS))
+        high, low = self._capacities
+        high[edges] = np.floor(whole / _WORD)
+        low[edges] = whole - np.floor(whole / _WORD) * _WORD
+
+    @cached_property
+    def _capacities(self) -> tuple[np.ndarray, np.ndarray]:
+        """In two words each: they take more than 64 bits."""
+        return (
+            np.array([c // _WORD for c in self._added], np.int64),
+            np.array([c % _WORD for c in self._added], np.uint32),
+        )
 
     def source_side(self, source: int, sink: int) -> set[int]:
         """Nodes on the source's side of a minimum cut, as few as possible.
@@ -53,12 +66,8 @@ class FlowNetwork:
         native = library()
         if native is None:
             return self.source_side_in_python(source, sink)
-        arrays = (
-            np.array(self._starts, np.int32),
-            np.array(self._ends, np.int32),
-            np.array([c >> 32 for c in self._capacity], np.int64),
-            np.array([c & 0xFFFFFFFF for c in self._capacity], np.uint32),
-        )
+        edges = np.array(self._starts, np.int32), np.array(self._ends, np.int32)
+        arrays = (*edges, *self._capacities)
         side = np.zeros(self._nodes, np.uint8)
         native.coop_jax_min_cut(
             ctypes.c_int32(len(side)),
@@ -72,10 +81,10 @@ class FlowNetwork:
 
     def source_side_in_python(self, source: int, sink: int) -> set[int]:
         """The same without the native library."""
-        flow = _Flow(
-            self._nodes, zip(self._starts, self._ends, self._capacity, strict=True)
-        )
-        return flow.source_side(source, sink)
+        high, low = (words.tolist() for words in self._capacities)
+        whole = [a * _WORD + b for a, b in zip(high, low, strict=True)]
+        edges = zip(self._starts, self._ends, whole, strict=True)
+        return _Flow(self._nodes, edges).source_side(source, sink)
 
 
 class _Flow:

@@ -9,6 +9,8 @@ the seam is an op whose workspace is larger than all else.
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from .min_cut import FlowNetwork
 from .types import Op, OpId, Problem, Value, ValueId
 
@@ -99,8 +101,9 @@ class SeamCuts:
         self._value_node = {v: 2 + i for i, v in enumerate(before)}
         self._first_op = 2 + len(before)
         self._network = FlowNetwork(self._first_op + seam)
-        self._keep: dict[ValueId, int] = {}
-        """Per value, the edge that is cut if it is carried."""
+        # Per value, the edge that is cut if it is carried.
+        self._edges = np.zeros(len(before), np.int64)
+        self._sizes = np.array([problem.values[v].size for v in before], float)
         for k, op in enumerate(problem.ops[:seam]):
             self._add(k, op)
         for op in problem.ops[seam + 1 :]:
@@ -115,7 +118,8 @@ class SeamCuts:
         capacity = round(cost) + 1 if op.is_recomputable else None
         self._network.add(node, _SINK, capacity)
         for v in op.outputs:
-            self._keep[v] = self._network.add(self._value_node[v], node, 0)
+            value = self._value_node[v]
+            self._edges[value - 2] = self._network.add(value, node, 0)
         for v in op.inputs:
             if v in self._value_node:
                 self._network.add(node, self._value_node[v], None)
@@ -132,12 +136,15 @@ class SeamCuts:
           carried: values carried across the seam whatever they cost.
           gone: values that are not, if there is any other way.
         """
-        values = self.body.problem.values
-        shut = self.body.never_kept | gone
-        for v, edge in self._keep.items():
-            bytes_cost = 0 if v in carried else price * values[v].size * self._unit
-            self._network.change(edge, None if v in shut else round(bytes_cost))
+        capacities = price * self._sizes * self._unit
+        capacities[self._places(carried)] = 0
+        capacities[self._places(self.body.never_kept | gone)] = np.inf
+        self._network.change(self._edges, capacities)
         return self._choice(self._network.source_side(_SOURCE, _SINK), carried)
+
+    def _places(self, values: Set[ValueId]) -> list[int]:
+        nodes = self._value_node
+        return [nodes[v] - 2 for v in values if v in nodes]
 
     def _choice(self, side: Set[int], carried: Set[ValueId]) -> Choice:
         problem, seam = self.body.problem, self.body.seam
