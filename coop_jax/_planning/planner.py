@@ -200,10 +200,10 @@ def smallest(
         search = crew.lead
         best = known or _descend(search, _least(problem))
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-        best = _go_further(crew, best, effort)
-        enough = _enough_ways(problem)
+        best, is_near = _go_further(crew, best, effort)
         # What is left of a long way down is seldom the cheapest way to be there.
-        ways = islice(_ways(problem, best.size), _WAYS_TO_THE_FLOOR)
+        ways = islice(_ways(problem, best.size), _WAYS_TO_THE_FLOOR if is_near else 0)
+        enough = _enough_ways(problem)
         best = _best(chain([best], _followed(crew, best.size, ways, effort, enough)))
         search.begin(best.size)
         return search.refine(best, effort)
@@ -222,20 +222,26 @@ def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
     return best
 
 
-def _go_further(crew: Crew, best: Planned, effort: Effort) -> Planned:
-    """Starts afresh for less: small steps from one schedule end in a corner."""
+def _go_further(crew: Crew, best: Planned, effort: Effort) -> tuple[Planned, bool]:
+    """Starts afresh for less: small steps from one schedule end in a corner.
+
+    Returns:
+      The smallest schedule reached, and whether fresh starts come near it at all.
+    """
     for _ in range(_ATTEMPTS):
         for share in _FURTHER_SHARES:
             pool = int(best.size * share)
             ways = _ways(crew.lead.problem, pool, _NOISY_WAYS_DOWN)
-            fresh = _followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN)
-            reached = next((found for found in fresh if found.fits), None)
-            if reached is not None:
+            followed = _followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN)
+            found = list(followed)
+            if found[-1].fits:
                 break
+            if min(way.size for way in found) > _HOPELESS_DOWN[1] * best.size:
+                return best, False
         else:
             break
-        best = _deepen(crew.lead, reached, effort)
-    return best
+        best = _deepen(crew.lead, found[-1], effort)
+    return best, True
 
 
 def _descend(search: AnySearch, target: int) -> Planned:
