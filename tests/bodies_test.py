@@ -157,3 +157,7 @@ def test_what_has_effects_has_no_bodies() -> None:
     program = flatten(jax.jit(step).trace(jnp.ones(3)).jaxpr, [False])
     names = [e.primitive.name for e in program.equations]
     assert "cond" in names and not any(map(bodies_of, program.equations))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

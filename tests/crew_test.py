@@ -116,3 +116,7 @@ def test_what_goes_wrong_in_a_way_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(crew, "_follow", fails)
         with pytest.raises(MemoryError):
             list(found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -97,3 +97,7 @@ def test_inside_a_trace_every_call_is_part_of_it() -> None:
     step(TREE)
     np.testing.assert_array_equal(jax.jit(step)(TREE)["a"], 2 * TREE["a"])
     np.testing.assert_array_equal(step(TREE)["a"], 2 * TREE["a"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -6,6 +6,7 @@ from itertools import chain
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 from validate_test import random_problem
 
@@ -153,3 +154,7 @@ def test_no_array_of_zeros_stands_for_a_maximum_taken_into_a_pool() -> None:
     planned = flat.compile(emit(found, positions))
     made_up = [b for b in owned_buffers(planned) if b.origin == "constants"]
     assert all(b.size < 4 * 64 * 64 * 16 for b in made_up)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

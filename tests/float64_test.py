@@ -179,3 +179,7 @@ def test_relative_error_measures_against_the_largest_entry():
 def test_relative_error_requires_the_rest_to_be_equal(out, reference, message):
     with pytest.raises(ValueError, match=message):
         relative_error(out, reference)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -117,5 +117,15 @@ def test_a_file_of_the_package_is_short_enough_to_read(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
+RUN_ALONE = 'if __name__ == "__main__":'
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.name.endswith("_test.py")], ids=in_root
+)
+def test_a_test_file_runs_as_a_program_as_bazel_runs_it(path: Path) -> None:
+    assert RUN_ALONE in path.read_text().splitlines()
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -122,3 +122,7 @@ def test_unknown_names_are_errors():
         jax.eval_shape(
             build("gpt2", policy="everything").step, *build("gpt2").abstract_args()
         )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -137,3 +137,7 @@ def test_a_library_of_another_version(
     with caplog.at_level(logging.WARNING, "coop_jax"):
         assert plan(BY_EYE, 14).fits
     assert "Install the package again" in caplog.text
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

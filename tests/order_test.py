@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
@@ -80,3 +81,7 @@ def test_the_order_is_valid_and_no_op_finds_more_bytes_alive(
             assert after[step] <= before[op]
         done.add(op)
     assert early_order(in_order(problem, order)) == problem.program_order
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

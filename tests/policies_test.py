@@ -67,3 +67,7 @@ def test_an_online_plan_is_valid_and_packs_within_the_pool(
     packed = assign(schedule_buffers(problem, found.schedule), problem.alignment)
     assert packed.peak == found.size
     assert not found.fits or found.size <= pool
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -163,3 +163,7 @@ def test_a_step_with_pools_takes_less_and_computes_the_same(train: Callable) -> 
         strict=True,
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -13,6 +13,7 @@ from jax.experimental import io_callback
 from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planning.validate import live_bytes, validate
+from coop_jax._program.cost import RATES
 from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.profile import Profile, profile, scope
 
@@ -58,6 +59,20 @@ def test_an_elementwise_chain_is_one_op() -> None:
     add = found.problem.ops[1]
     assert [found.problem.values[v].size for v in add.outputs] == [64 * 64 * 4]
     assert add.in_place == ((add.inputs[0], add.outputs[0]),)
+
+
+def test_what_xla_fuses_costs_a_share_of_a_kernel_of_its_own() -> None:
+    def chain(x, w):
+        return (jnp.exp(jnp.tanh(x @ w) * 2) + 1) @ w
+
+    _, step, _ = profiled(chain, SQUARE, SQUARE)
+    program = step.program
+    _, buffers = step.compile_with_buffers(lambda *v: program.evaluate(v, scope))
+    costs = [
+        [op.cost for op in profile(program, buffers, 0, "cpu", rates).problem.ops]
+        for rates in (RATES["cpu"], dataclasses.replace(RATES["cpu"], fused=0.25))
+    ]
+    assert [b / a for a, b in zip(*costs, strict=True)] == [1.0, 0.25, 1.0]
 
 
 def test_nothing_overwrites_what_xla_wrote_in_another_shape() -> None:

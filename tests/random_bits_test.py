@@ -104,3 +104,7 @@ def test_counters_do_not_stand_through_the_loop() -> None:
 
     assert carried(draw) > 1
     assert carried(lambda key: program.evaluate([key])[0]) == 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -82,3 +82,7 @@ ENTRY %main (x: f32[8,64]) -> f32[8,64] {
 def test_loops_move_what_each_iteration_slices() -> None:
     row, number = 64 * 4, 4
     assert traffic(SLICED) == 8 * (2 * row + number)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

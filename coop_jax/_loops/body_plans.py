@@ -75,10 +75,10 @@ def tie_bodies(
     return _tied(found, by_place(buffers), (), room - surplus, platform)
 
 
-def saved_by_ties(found: Profile, buffers: Sequence[OwnedBuffer], platform: str) -> int:
-    """Bytes that a step is thought to take less with the bodies of all loops tied."""
+def saved_by_ties(found: Profile, ties: Sequence[BodyPlan]) -> int:
+    """Bytes that a step is thought to take less with these bodies tied."""
     taken: dict[int, int] = {}
-    for body in _tied(found, by_place(buffers), (), 0, platform):
+    for body in ties:
         op = body.place[0]
         taken[op] = max(taken.get(op, 0), body.size)
     ops = [

@@ -200,9 +200,9 @@ class LoopWorkbench:
         bench, platform = rewritten.bench, self.step.platform
         worth = _WORTH_LOOSENING * room
         if temp == bench.unplanned.temp:
-            saved = saved_by_ties(bench.profile, bench.buffers, platform)
+            ties = tie_bodies(bench.profile, bench.buffers, temp, 0, platform)
+            saved = saved_by_ties(bench.profile, ties)
             if saved and room - temp + saved > worth:
-                ties = tie_bodies(bench.profile, bench.buffers, temp, 0, platform)
                 tied = self._with_bodies(rewritten, ties)
                 temp = min(temp, tied.bench.unplanned.temp)
         return room - temp if room - temp > worth else 0
@@ -298,10 +298,10 @@ class LoopWorkbench:
     def _plan_bodies(
         self, rewritten: Rewritten, temp: int, room: int, effort: Effort
     ) -> list[BodyPlan]:
-        found, platform = rewritten.bench, self.step.platform
+        bench, platform = rewritten.bench, self.step.platform
         with self._counted():
             return plan_bodies(
-                found.profile, found.buffers, temp, room, platform, effort
+                bench.profile, bench.buffers, temp, room, platform, effort
             )
 
     def _with_bodies(

@@ -13,7 +13,7 @@ optimum.
 import heapq
 from dataclasses import dataclass
 
-from .._planning.seam import Choice, SeamCuts, SeamProblem
+from .._planning.seam import Choice, SeamCuts, SeamProblem, narrowed
 from .._planning.types import ValueId
 from .scan_plan import Keeping, as_keeping
 
@@ -99,23 +99,16 @@ class _BranchAndBound:
         if many.row <= self.row:
             self._offer(many)
             return
-        while True:
-            price = (few.cost - many.cost) / (many.row - few.row)
-            between = cut(price)
-            bound = between.cost + price * (between.row - self.row)
-            if parent and self._is_beaten(bound):
+        equal = _EQUAL * self.body.highest_price
+        branch = None
+        for found in narrowed(cut, few, many, self.row, equal):
+            branch = _Branch(carried, gone, *found)
+            self._offer(branch.few)
+            if parent and self._is_beaten(branch.bound):
                 return
-            above = few.cost + price * (few.row - self.row) - bound
-            if above <= _EQUAL * self.body.highest_price:
-                break
-            if between.row <= self.row:
-                few = between
-                self._offer(few)
-            else:
-                many = between
+        assert branch is not None
         self._count += 1
-        branch = _Branch(carried, gone, few, many, price, bound)
-        heapq.heappush(self._queue, (bound, self._count, branch))
+        heapq.heappush(self._queue, (branch.bound, self._count, branch))
 
     def _is_possible(self, choice: Choice, gone: frozenset[ValueId]) -> bool:
         """Whether the choice does without these values and repeats what may be."""

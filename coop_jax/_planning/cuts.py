@@ -9,12 +9,13 @@ alive elsewhere, and where that is far too much they are no help.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from .planned import Positions
 from .retention import Edit, Retention, movability
-from .seam import Choice, SeamCuts, SeamProblem, first_reads, with_seam
+from .seam import Choice, SeamCuts, SeamProblem, first_reads, narrowed, with_seam
 from .types import OpId, Problem
 from .validate import live_bytes
 
@@ -64,23 +65,14 @@ def _with_seam(problem: Problem, fullest: OpId) -> SeamProblem:
 
 
 def _around(cuts: SeamCuts, row: int) -> tuple[Choice, Choice]:
-    """Of the cuts, the one with the most bytes within `row`, and the next.
-
-    The price at which two cuts cost the same finds what lies between them.
-    """
+    """Of the cuts, the one with the most bytes within `row`, and the next."""
     body = cuts.body
     few, many = cuts.at(body.highest_price), cuts.at(body.lowest_price)
     if many.row <= row:
         return many, many
-    for _ in range(_MOST_CUTS):
-        if few.row > row:
-            break
-        price = (few.cost - many.cost) / (many.row - few.row)
-        between = cuts.at(price)
-        gained = few.cost - between.cost - price * (between.row - few.row)
-        if gained <= _EQUAL * body.highest_price:
-            break
-        few, many = (between, many) if between.row <= row else (few, between)
+    if few.row <= row:
+        closer = narrowed(cuts.at, few, many, row, _EQUAL * body.highest_price)
+        *_, (few, many, _, _) = islice(closer, _MOST_CUTS + 1)
     return few, many
 
 

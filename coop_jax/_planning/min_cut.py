@@ -28,7 +28,10 @@ _WORD = 1 << 32
 
 
 class FlowNetwork:
-    """A directed graph with whole-number capacities."""
+    """A directed graph with whole-number capacities.
+
+    Edges are added before anything else is asked of it.
+    """
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -46,14 +49,16 @@ class FlowNetwork:
     def change(self, edges: np.ndarray, capacities: np.ndarray) -> None:
         """Gives edges other capacities, rounded; infinite ones are endless."""
         whole = np.minimum(np.rint(capacities), float(_ENDLESS))
-        high, low = self._capacities
+        _, _, high, low = self._arrays
         high[edges] = np.floor(whole / _WORD)
         low[edges] = whole - np.floor(whole / _WORD) * _WORD
 
     @cached_property
-    def _capacities(self) -> tuple[np.ndarray, np.ndarray]:
-        """In two words each: they take more than 64 bits."""
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """Starts, ends, and capacities in two words each: they take over 64 bits."""
         return (
+            np.array(self._starts, np.int32),
+            np.array(self._ends, np.int32),
             np.array([c // _WORD for c in self._added], np.int64),
             np.array([c % _WORD for c in self._added], np.uint32),
         )
@@ -66,8 +71,7 @@ class FlowNetwork:
         native = library()
         if native is None:
             return self.source_side_in_python(source, sink)
-        edges = np.array(self._starts, np.int32), np.array(self._ends, np.int32)
-        arrays = (*edges, *self._capacities)
+        arrays = self._arrays
         side = np.zeros(self._nodes, np.uint8)
         native.coop_jax_min_cut(
             ctypes.c_int32(len(side)),
@@ -81,9 +85,9 @@ class FlowNetwork:
 
     def source_side_in_python(self, source: int, sink: int) -> set[int]:
         """The same without the native library."""
-        high, low = (words.tolist() for words in self._capacities)
+        starts, ends, high, low = (array.tolist() for array in self._arrays)
         whole = [a * _WORD + b for a, b in zip(high, low, strict=True)]
-        edges = zip(self._starts, self._ends, whole, strict=True)
+        edges = zip(starts, ends, whole, strict=True)
         return _Flow(self._nodes, edges).source_side(source, sink)
 
 

@@ -6,7 +6,7 @@ solution at every price per byte, by a minimum cut (`min_cut`). As a planning pr
 the seam is an op whose workspace is larger than all else.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -160,6 +160,32 @@ class SeamCuts:
             sum(problem.values[v].size for v in kept),
             sum(problem.ops[k].cost for k in repeated & self._must_run),
         )
+
+
+def narrowed(
+    cut: Callable[[float], Choice], few: Choice, many: Choice, row: int, equal: float
+) -> Iterator[tuple[Choice, Choice, float, float]]:
+    """Two choices around `row` bytes and closer each time, until they are neighbours.
+
+    The price at which two choices cost the same finds what lies between them.
+
+    Args:
+      cut: the cheapest choice at a price.
+      few: one within `row`.
+      many: one over it.
+      equal: seconds below which costs are equal.
+
+    Yields:
+      The two, the price, and a bound: no choice within `row` costs less.
+    """
+    while True:
+        price = (few.cost - many.cost) / (many.row - few.row)
+        between = cut(price)
+        bound = between.cost + price * (between.row - row)
+        yield few, many, price, bound
+        if few.cost + price * (few.row - row) - bound <= equal:
+            return
+        few, many = (between, many) if between.row <= row else (few, between)
 
 
 def _must_run(problem: Problem, seam: OpId) -> set[OpId]:
