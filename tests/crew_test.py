@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -34,8 +34,12 @@ def one_after_the_other(problem: Problem, pool: int) -> list[Planned]:
     found = []
     for way in ways(problem):
         with Crew(problem, pool, EFFORT, True) as alone:
-            found += alone.follow([way], pool, EFFORT)
+            found += results(alone.follow([way], pool, EFFORT))
     return found
+
+
+def results(followed: Iterable[tuple[Way, Planned]]) -> list[Planned]:
+    return [found for _, found in followed]
 
 
 def with_uneven_costs(problem: Problem) -> Problem:
@@ -54,7 +58,8 @@ def test_what_a_way_comes_to_depends_on_the_way_alone(seed: int) -> None:
     with Crew(problem, pool, EFFORT, True) as several:
         # The second time in searches that have been used before.
         for _ in range(2):
-            assert list(several.follow(ways(problem), pool, EFFORT)) == expected
+            found = list(several.follow(ways(problem), pool, EFFORT))
+            assert found == list(zip(ways(problem), expected, strict=True))
 
 
 def test_plans_are_the_same_on_any_number_of_processors(
@@ -90,6 +95,9 @@ def test_they_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with Crew(problem, 10**9, EFFORT, False) as several:
         found = several.follow(itertools.islice(ways(problem), 7), 10**9, EFFORT)
         assert len(list(found)) == 7
+        # Nor is the first waited for where others are sure to be needed.
+        three = itertools.islice(ways(problem), 3)
+        assert len(list(several.follow(three, 10**9, EFFORT, waits=False))) == 3
 
 
 @pytest.mark.usefixtures("processors")
@@ -102,7 +110,7 @@ def test_a_start_may_be_found_on_the_way_or_not_at_all() -> None:
         late += [replace(way, start=lambda start=way.start: start)]
         late += [replace(way, start=lambda: None)]
     with Crew(problem, pool, EFFORT, True) as crew_:
-        assert list(crew_.follow(late, pool, EFFORT)) == expected
+        assert results(crew_.follow(late, pool, EFFORT)) == expected
 
 
 def test_what_goes_wrong_in_a_way_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from validate_test import random_problem
 
 from coop_jax._planning import planner
-from coop_jax._planning.planner import Effort, plan, smallest
+from coop_jax._planning.crew import Crew, Way
+from coop_jax._planning.planner import Effort, Planned, plan, smallest
 from coop_jax._planning.refine import LocalSearch
 from coop_jax._planning.retention import Retention
 from coop_jax._planning.types import Op, Problem, Value, ValueId
@@ -135,6 +136,50 @@ def test_a_stride_down_that_is_missed_counts_for_as_far_as_it_went(
         search, dataclasses.replace(start, size=100, fits=True), Effort()
     )
     assert (deepest.size, deepest.fits) == (98, True)
+
+
+class Sent(Crew):
+    """A crew whose ways all end where a table says, by their seeds."""
+
+    def __init__(self, problem: Problem, sizes: dict[int, int]) -> None:
+        self.lead = LocalSearch(Retention(problem), 0, QUICK)
+        self.sizes = sizes
+        self.seeds: list[int] = []
+
+    def follow(self, ways, pool: int, polish: Effort, waits: bool = True):
+        for way in ways:
+            self.seeds.append(way.seed)
+            size = self.sizes.get(way.seed, max(self.sizes.values()))
+            yield way, Planned((), (), size, size, 1.0, size <= pool)
+
+
+@pytest.mark.parametrize(
+    ("one_by_one", "by_estimates", "sent"),
+    [
+        (150, 120, [0, 1, 2, 4, 6]),
+        (120, 150, [0, 1, 2, 3, 5]),
+        (150, 140, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_kind_of_way_that_ends_far_behind_is_not_sent_again(
+    one_by_one: int, by_estimates: int, sent: list[int]
+) -> None:
+    crew = Sent(CHEAP_AND_DEAR, {0: 150, 1: one_by_one, 2: by_estimates})
+    start = planner.program_order(CHEAP_AND_DEAR)
+    ways = [Way(start)] + [Way(start, 0.3, k % 2 == 0, seed=k) for k in range(1, 7)]
+    list(planner._sent(crew, ways, 100, QUICK))
+    assert crew.seeds == sent
+
+
+@pytest.mark.parametrize(("ends", "is_near"), [(105, False), (104, True)])
+def test_fresh_starts_that_all_end_above_what_is_known_end_the_way_down(
+    ends: int, is_near: bool
+) -> None:
+    best = dataclasses.replace(plan(CHEAP_AND_DEAR, 100), size=100)
+    crew = Sent(CHEAP_AND_DEAR, {0: ends})
+    assert planner._go_further(crew, best, QUICK) == (best, is_near)
+    # After a try for 0.9 of it there is one for 0.97, if there is hope at all.
+    assert crew.seeds.count(1) == 1 + is_near
 
 
 def test_a_poor_plan_to_begin_with_does_not_make_a_poor_plan() -> None:

@@ -66,38 +66,41 @@ class Crew(AbstractContextManager):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def follow(
-        self, ways: Iterable[Way], pool: int, polish: Effort
-    ) -> Iterator[Planned]:
+        self, ways: Iterable[Way], pool: int, polish: Effort, waits: bool = True
+    ) -> Iterator[tuple[Way, Planned]]:
         """What the ways come to, in their order, each with a little refinement.
 
-        Ways that have no start are left out. The first is waited for before any other
-        is begun: it may be the only one.
+        Ways that have no start are left out.
 
         Args:
           ways: in their order; taken as needed.
           pool: bytes that a schedule may take.
           polish: effort of the refinement.
+          waits: whether the first is waited for before any other is begun, as it may
+            be the only one.
         """
-        found = self._followed(ways, pool, polish)
-        return (planned for planned in found if planned is not None)
+        for way, found in self._followed(ways, pool, polish, waits):
+            if found is not None:
+                yield way, found
 
     def _followed(
-        self, ways: Iterable[Way], pool: int, polish: Effort
-    ) -> Iterator[Planned | None]:
-        under_way: deque[Future[Planned | None]] = deque()
+        self, ways: Iterable[Way], pool: int, polish: Effort, waits: bool
+    ) -> Iterator[tuple[Way, Planned | None]]:
+        under_way: deque[tuple[Way, Future[Planned | None]]] = deque()
         try:
             for turn, way in enumerate(ways):
-                if turn == 0:
-                    yield _follow(self.lead, way, pool, polish)
+                if turn == 0 and waits:
+                    yield way, _follow(self.lead, way, pool, polish)
                     continue
-                under_way.append(self._threads.submit(self._send, way, pool, polish))
+                sent = self._threads.submit(self._send, way, pool, polish)
+                under_way.append((way, sent))
                 if len(under_way) >= self._at_once:
-                    yield under_way.popleft().result()
+                    yield _result(*under_way.popleft())
             while under_way:
-                yield under_way.popleft().result()
+                yield _result(*under_way.popleft())
         finally:
-            for future in under_way:
-                future.cancel()
+            for _, sent in under_way:
+                sent.cancel()
 
     def _send(self, way: Way, pool: int, polish: Effort) -> Planned | None:
         try:
@@ -126,6 +129,10 @@ def _follow(search: AnySearch, way: Way, pool: int, polish: Effort) -> Planned |
     search.begin(pool, way.seed)
     found = search.reach(start, way.noise, way.is_quick)
     return search.refine(found, polish) if found.peak <= pool else found
+
+
+def _result(way: Way, sent: Future[Planned | None]) -> tuple[Way, Planned | None]:
+    return way, sent.result()
 
 
 def _processors() -> int:

@@ -46,6 +46,7 @@ _ENOUGH_WAYS = 6
 # no hope; on the way down each pool is only a try.
 _HOPELESS = (4, 1.1)
 _HOPELESS_DOWN = (3, 1.04)
+_FAR_BEHIND = 1.1
 _LONG = 20_000
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
@@ -111,7 +112,7 @@ def _followed(
     problem = crew.lead.problem
     fitting, nearest = 0, math.inf
     least = problem.cost(problem.program_order)
-    for turn, found in enumerate(crew.follow(ways, pool, _little(effort)), 1):
+    for turn, found in enumerate(_sent(crew, ways, pool, _little(effort)), 1):
         yield found
         fitting += found.fits
         nearest = min(nearest, found.peak) if turn > known else nearest
@@ -120,6 +121,30 @@ def _followed(
         is_hopeless = turn - known >= few and nearest > pool * near
         if is_hopeless or fitting >= (1 if is_late or is_nearly_free else enough):
             break
+
+
+def _sent(
+    crew: Crew, ways: Iterable[Way], pool: int, polish: Effort
+) -> Iterator[Planned]:
+    """Where the ways lead.
+
+    In most programs gaps are best taken either one by one or by their estimates: after
+    one noisy way of each kind, a kind that ended far behind the other is left out.
+    """
+    ways, first = iter(ways), []
+    for way in ways:
+        first.append(way)
+        if way.noise and way.is_quick:
+            break
+    reached: dict[bool, int] = {}
+    for way, found in crew.follow(first, pool, polish):
+        if way.noise:
+            reached[way.is_quick] = found.size
+        yield found
+    most = min(reached.values(), default=0) * _FAR_BEHIND
+    rest = (way for way in ways if reached.get(way.is_quick, 0) <= most)
+    for _, found in crew.follow(rest, pool, polish, waits=False):
+        yield found
 
 
 def _enough_ways(problem: Problem) -> int:
@@ -254,16 +279,20 @@ def _descend(search: AnySearch, target: int) -> Planned:
     moves = max(search.moves // 2, min(8 * len(problem.ops), search.moves))
     order = program_order(problem)
     best, stride = search.at(order), _FIRST_SHARE
+    afresh = [(order, False), (order, True)]
     tried: set[tuple[Positions, int, bool]] = set()
     for _ in range(_ATTEMPTS):
         search.pool = int(stride * best.size)
         reached = best
-        for start, is_quick in ((best.positions, False), (order, False), (order, True)):
+        for start, is_quick in ((best.positions, False), *afresh):
             way = (start, search.pool, is_quick)
             if way not in tried and reached.size >= best.size:
                 tried.add(way)
                 search.moves_left = moves
                 reached = search.reach(start, is_quick=is_quick)
+                if start is order and reached.size > _HOPELESS_DOWN[1] * best.size:
+                    # With more room it would end no lower.
+                    afresh = [way for way in afresh if way != (order, is_quick)]
         stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
         best = min(best, reached, key=lambda planned: planned.size)
         if best.size <= target or stride > _SHORTEST:
