@@ -113,6 +113,16 @@ def test_programs_measure_what_was_asked_and_compute_the_same(rows):
     assert row_of(rows, FLAT).compiles == 1
 
 
+def test_the_step_as_written_counts_by_the_median_of_three_compiles(monkeypatch):
+    sweep = frontier.Sweep(build("tiny"), SETTINGS)
+    plain, flat = sweep.entries
+    for entry, seconds in ((plain, 4.0), (flat, 1.0)):
+        entry.row = dataclasses.replace(entry.row, compile_seconds=seconds)
+    monkeypatch.setattr(frontier, "_compiled", lambda traced: (None, 2.0))
+    sweep.compile_again()
+    assert (plain.row.compile_seconds, flat.row.compile_seconds) == (4.0, 2.0)
+
+
 def test_a_budget_below_the_floor_is_a_row(rows):
     row = row_of(rows, COOP, "0.001")
     assert row.measured is None and row.floor is not None
