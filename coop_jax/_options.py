@@ -13,7 +13,17 @@ from ._planning.policies import PLANNERS
 
 COST_MODELS = ("roofline", "measured")
 
-_JIT_OPTIONS = tuple(inspect.signature(jax.jit).parameters)[1:]
+_PLACED = "put the arguments on the device (`jax.device_put`) that is to run the step."
+_LOST = {
+    "backend": _PLACED,
+    "compiler_options": "flags in `XLA_FLAGS` reach every program that is compiled.",
+    "device": _PLACED,
+}
+_JIT_OPTIONS = tuple(
+    name
+    for name in list(inspect.signature(jax.jit).parameters)[1:]
+    if name not in _LOST
+)
 
 
 def check_options(
@@ -53,7 +63,14 @@ def check_options(
 
 
 def check_jit_options(options: dict[str, Any], function: Callable) -> None:
+    """Refuses options that `jax.jit` does not take, or that planning would lose.
+
+    Raises:
+      TypeError: the option, and what to do instead.
+    """
     for name in options:
+        if name in _LOST:
+            raise TypeError(f"`coop_jax.remat` cannot take `{name}`: {_LOST[name]}")
         if name not in _JIT_OPTIONS:
             known = [*(inspect.signature(function).parameters), *_JIT_OPTIONS]
             near = difflib.get_close_matches(name, known, 1)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import types
 from collections.abc import Callable, Iterable
 from itertools import compress
 from typing import Any, overload
@@ -25,7 +26,9 @@ from ._program.rules import Never, make_rules
 _TRACING = (
     "coop_jax: the step is traced as `jax.jit` does, and that failed. Make "
     "`jax.jit(step)(*args)` work first; what decides control flow in Python belongs in "
-    "`static_argnums`."
+    "`static_argnums`, and what of a model is no array is split off first "
+    "(`equinox.partition`, `flax.nnx.split`). Of a function under another library's "
+    "`jit`, pass the function beneath."
 )
 
 
@@ -210,8 +213,15 @@ class Rematerialized:
         return jax.tree.unflatten(traced.out_tree, flat)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds a decorated method to its instance, as `jax.jit` functions do."""
-        return self if instance is None else functools.partial(self, instance)
+        """Binds a decorated method to its instance, as `jax.jit` functions do.
+
+        What else it has is reached unbound: `model.step.plan(model, batch)`.
+        """
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rematerialized":
+        """Itself, as functions are."""
+        return self
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans for these arguments without running.
@@ -289,12 +299,20 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
             "take it either. Pass its arrays, and make the node inside the step; or "
             "let its class accept any leaf, as JAX asks of pytrees."
         ) from error
-    return traced, dynamic_leaves(traced, args, kwargs)
+    leaves = dynamic_leaves(traced, args, kwargs)
+    if any(isinstance(leaf, jax.Ref) for leaf in leaves):
+        raise TypeError(
+            "an argument is a `jax.Ref`, and `coop_jax` only rewrites steps of values. "
+            "Pass its value (`ref[...]`), and return the new one; references made "
+            "inside the step are fine."
+        )
+    return traced, leaves
 
 
 def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:
+    is_checked = jax.config.jax_debug_nans or jax.config.jax_debug_infs
     try:
-        return fitted.compiled(*leaves)
+        return (_jitted(fitted) if is_checked else fitted.compiled)(*leaves)
     except jax.errors.JaxRuntimeError as error:
         donated = [leaves[i] for i in fitted.step.donated]
         if len({id(leaf) for leaf in donated}) < len(donated):
@@ -303,6 +321,12 @@ def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:
                 "its bytes can be given away once. Copy it (`jnp.copy`) in one place."
             )
         raise
+
+
+@functools.lru_cache(maxsize=4)
+def _jitted(fitted: Fitted) -> Callable[..., list[Any]]:
+    """The program under `jax.jit`, which alone says where a NaN comes from."""
+    return fitted.step.jit(fitted.function)
 
 
 def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:

@@ -144,6 +144,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
     "budget in place of step": (
         lambda: remat("12GiB"), TypeError, "not str", r"write `coop_jax.remat\(",  # type: ignore
     ),
+    "compiler options": (
+        plan_double(1, compiler_options={}), TypeError, "cannot take `compiler_opt",
+        "`XLA_FLAGS`",
+    ),
+    "a device by option": (
+        plan_double(1, device=jax.devices()[0]), TypeError, "cannot take `device`",
+        "jax.device_put",
+    ),
+    "a reference": (
+        lambda: remat(lambda r: r[...] * 2, 1).plan(jax.new_ref(X)), TypeError,
+        "is a `jax.Ref`", "Pass its value",
+    ),
     "options of a jitted step": (
         lambda: remat(jax.jit(double), 1, donate_argnums=0), TypeError,
         "already under `jax.jit`", "give them there",

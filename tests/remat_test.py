@@ -1,5 +1,6 @@
 """The API: a step goes in, the same step within its budget comes out."""
 
+import copy
 import functools
 import math
 import os
@@ -540,6 +541,34 @@ def test_a_planned_step_is_planned_anew_as_it_was_written() -> None:
     again = coop_jax.remat(planned("min"), 0.8)
     expected = planned(0.8).plan(*ABSTRACT)
     assert again.plan(*ABSTRACT).fingerprint == expected.fingerprint
+
+
+def test_a_decorated_method_is_called_bound_and_planned_unbound() -> None:
+    class Trainer:
+        scale = 3.0
+
+        @coop_jax.remat(budget=1.0, static_argnums=0)
+        def step(self, x):
+            return x * self.scale
+
+    trainer = Trainer()
+    np.testing.assert_array_equal(trainer.step(X), X * 3.0)
+    assert trainer.step.plan(trainer, X).measured.total > 0
+    assert copy.deepcopy(trainer).step.plan is not None
+    assert copy.deepcopy(Trainer.step) is Trainer.step
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.7])
+def test_nans_are_looked_for_as_under_jit(budget: float) -> None:
+    step = planned(budget)
+    weights, x = arrays()
+    step(weights, x)
+    weights, x = arrays()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="encountered"):
+        step(weights, x * jnp.nan)
+    weights, x = arrays()
+    with jax.debug_nans(True):
+        assert_same(step(weights, x), jax.jit(train_step)(*arrays()))
 
 
 def test_a_node_that_takes_only_arrays_is_named_as_the_cause() -> None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.inplace import CASES, as_call, dropout, layer_norm, softmax
+from coop_jax._native import identities
 from coop_jax._native.inplace import why_unavailable
+from coop_jax._native.program_words import OPCODES
 
 B, T, D = 3, 5, 70
 
@@ -58,6 +60,54 @@ def test_dropout_draws_the_same_bits() -> None:
     assert (np.asarray(got == 0) == np.asarray(dropout(*args) == 0)).all()
     bits = lambda key: jax.random.bits(key, (7, 11), jnp.uint32)  # noqa: E731
     agree(bits, (jax.random.key(3),), rtol=0, atol=0)
+
+
+def opcodes_needed(made) -> set[str]:
+    """Names of the instructions that a program's result is computed by."""
+    names = {code: name for name, code in OPCODES.items()}
+    count = made.words[5]
+    words = np.reshape(made.words[-5 * count :], (count, 5)).tolist()
+    needed, todo = set(), [count - 1]
+    while todo:
+        k = todo.pop()
+        needed.add(k)
+        todo += identities._reads(tuple(words[k]))
+    return {names[words[k][0]] for k in needed}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_weight_of_a_gelu_is_a_logistic_function(dtype) -> None:
+    with jax.enable_x64(dtype == jnp.float64):
+        x = jnp.linspace(-9, 9, 1001).astype(dtype)
+        call = agree(jax.nn.gelu, (x,))
+        names = opcodes_needed(call.made)
+        assert "logistic" in names and "tanh" not in names
+        # Where tanh comes close to -1, XLA is left with what 1 + tanh rounds to.
+        wide = np.asarray(x, np.longdouble)
+        z = np.sqrt(np.longdouble(2) / np.pi) * (wide + 0.044715 * wide**3)
+        exact = wide / (1 + np.exp(-2 * z))
+        # What z is off by, times the 2z that its logistic function grows by.
+        rounding = 500 * np.finfo(dtype).eps
+        np.testing.assert_allclose(np.asarray(jax.jit(call)(x)), exact, rtol=rounding)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        lambda x: 0.5 * (2 + jnp.tanh(x)),
+        lambda x: 0.25 * (1 + jnp.tanh(x)),
+        lambda x: 0.5 * (1 - jnp.tanh(x)),
+        lambda x: 0.5 * (1 + jnp.exp(x)),
+        # The value of tanh, or the sum, is needed all the same.
+        lambda x: 0.5 * (1 + jnp.tanh(x)) * jnp.tanh(x),
+        lambda x: 0.5 * (1 + jnp.tanh(x)) - (1 + jnp.tanh(x)),
+    ],
+)
+def test_what_only_looks_like_a_gelu_is_computed_as_it_is(chain) -> None:
+    chain = jax.jit(chain)
+    args = (operands()[0],)
+    call = agree(chain, args)
+    assert "logistic" not in opcodes_needed(call.made)
 
 
 def test_a_key_made_inside_the_chain_is_made_before_the_call() -> None:

@@ -41,11 +41,11 @@ struct Row {
   int64_t Base(const Map& map) const {
     int64_t rest = number, base = 0;
     int outer = static_cast<int>(program.dimensions.size()) - program.row_rank;
-    for (int d = outer - 1; d >= 0; --d) {
+    for (int d = outer - 1; d > 0; --d) {
       base += rest % program.dimensions[d] * map.strides[d];
       rest /= program.dimensions[d];
     }
-    return base;
+    return outer == 0 ? 0 : base + rest * map.strides[0];
   }
 };
 
@@ -56,16 +56,16 @@ COOP_INLINE void ForRuns(const Map& map, int64_t base, int64_t start,
                          int64_t size, F f) {
   const auto& row = map.row;
   const Map::Dimension inner = row.back();
+  if (row.size() == 1) return f(0, base + start * inner.stride, inner.stride, size);
   for (int64_t at = 0; at < size;) {
-    int64_t rest = start + at, column = rest % inner.size, first = base;
-    if (row.size() == 1) column = rest;
-    first += column * inner.stride;
+    int64_t rest = start + at, column = rest % inner.size;
+    int64_t first = base + column * inner.stride;
     rest /= inner.size;
     for (size_t d = row.size() - 1; d-- > 0;) {
       first += rest % row[d].size * row[d].stride;
       rest /= row[d].size;
     }
-    int64_t count = row.size() == 1 ? size : std::min(size - at, inner.size - column);
+    int64_t count = std::min(size - at, inner.size - column);
     f(at, first, inner.stride, count);
     at += count;
   }

@@ -33,7 +33,7 @@ struct Tile {
   }
 };
 
-constexpr int64_t kPage = 4096 / sizeof(float);
+constexpr uintptr_t kPage = 4096;
 
 #define COOP_EACH_VECTOR \
   _Pragma("GCC unroll 8") for (int j = 0; j < T::kVectors; ++j)
@@ -65,7 +65,8 @@ template <int bytes>
 COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
   using T = Tile<bytes>;
   using V = typename T::Vector;
-  alignas(64) float part[T::kSize] = {};
+  alignas(64) float part[T::kSize];
+  if (n % T::kSize != 0) std::memset(part, 0, sizeof(part));
   const Link* links = step.links.data();
   const size_t count = step.links.size();
   const float* head = row.Value<float>(step.a);
@@ -83,7 +84,10 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
     V v[T::kVectors];
     const float* from = place(head);
     // The machine's own prefetching stops at the end of a page.
-    COOP_EACH_VECTOR __builtin_prefetch(head + i + kPage + j * T::kLanes);
+    const float* next = head + i + T::kSize;
+    if (reinterpret_cast<uintptr_t>(next) % kPage < sizeof(part)) {
+      __builtin_prefetch(next);
+    }
     COOP_EACH_VECTOR v[j] = T::Load(from, j);
     for (size_t k = 0; k < count; ++k) {
       const Link& link = links[k];

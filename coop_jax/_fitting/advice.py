@@ -9,7 +9,12 @@ _PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
 
 
 def advise(
-    step: FlatStep, problem: Problem, fixed: int, budget: int, peak: int
+    step: FlatStep,
+    problem: Problem,
+    fixed: int,
+    budget: int,
+    peak: int,
+    has_collectives: bool,
 ) -> Iterator[str]:
     """What would help this step in particular.
 
@@ -19,6 +24,7 @@ def advise(
       fixed: bytes of its arguments and outputs less donated.
       budget: bytes asked for.
       peak: bytes alive at the peak of its smallest program.
+      has_collectives: whether devices communicate in it.
     """
     if budget <= fixed:
         yield (
@@ -27,6 +33,11 @@ def advise(
         )
     if not any(step.program.donated):
         yield "Donate the state (`donate_argnums`): its bytes are held twice."
+    if has_collectives and not step.program.rules.recompute_collectives:
+        yield (
+            "What devices communicate is kept until its last use: "
+            "`recompute_collectives=True` lets them communicate again."
+        )
     whole = [op for op in problem.ops if op.name in _PLANNED_WHOLE]
     largest = max((op.workspace for op in whole), default=0)
     if largest > peak // 4:

@@ -32,6 +32,7 @@ from .._program.cost import program_flops
 from .._program.origin import origin_of
 from .._program.profile import Profile, named_buffers, profile
 from .._program.regions import evaluate
+from .._program.shards import communicates
 from .._program.timing import with_measured_costs
 from .advice import advise
 from .candidate import Candidate, Sought
@@ -337,8 +338,7 @@ class Workbench:
 
     def _packed(self, schedule: Schedule) -> int:
         buffers = schedule_buffers(self.problem, schedule)
-        packed = assign(buffers, self.problem.alignment).peak
-        return packed + self.profile.standing
+        return assign(buffers, self.problem.alignment).peak + self.profile.standing
 
     def _compile(self, planned: Planned) -> Candidate:
         for known in self.candidates:
@@ -394,7 +394,7 @@ class Workbench:
         """The error for a budget below everything reached."""
         floor = self.floor(effort)
         buffers, most = held_at_peak(floor.profile.problem, floor.schedule)
-        fixed = self.unplanned.fixed
-        advice = list(advise(self.step, self.problem, fixed, budget, most))
+        fixed, communicating = self.unplanned.fixed, communicates(self.buffers)
+        advice = advise(self.step, self.problem, fixed, budget, most, communicating)
         plan = self.describe(floor, budget)
-        return BudgetError(budget, floor.memory.total, buffers, advice, plan)
+        return BudgetError(budget, floor.memory.total, buffers, list(advice), plan)

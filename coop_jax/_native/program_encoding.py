@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .._program.trace import Variable
+from .identities import simplified
 from .program_words import (
     MOST_DIMENSIONS,
     VERSION,
@@ -37,7 +38,7 @@ class _Encoder:
         for _, place, _ in t.operands:
             self._map(place)
         self._map(self.place)
-        instructions = [self._encode_maps(each) for each in t.instructions]
+        instructions = [self._encode_maps(each) for each in simplified(t.instructions)]
         operands = [self._operand(*key) for key in t.operands]
         order, row_rank = self._order()
         arrays: list[int] = []

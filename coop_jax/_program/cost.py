@@ -83,7 +83,7 @@ _FREE = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
     "transpose", "copy", "copy_p", "slice", "concatenate", "pad", "rev", "iota",
     "bitcast_convert_type", "stop_gradient", "name", "optimization_barrier", "pcast",
-    "pvary",
+    "pvary", "reshard", "sharding_constraint",
     "gather", "dynamic_slice", "dynamic_update_slice", "split",
 }  # fmt: skip
 # A random word is an element's number, enciphered, and its halves joined.

@@ -8,6 +8,7 @@ the largest thing it reads. Collectives show in the same buffers.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from .cost import nbytes
 from .hlo import OwnedBuffer
@@ -34,6 +35,7 @@ def localized(program: Program, owned: Mapping[int, Sequence[OwnedBuffer]]) -> P
         for v in equation.outputs:
             whole = nbytes(program.avals[v])
             seen = _shares(program.partitions, whole, owned.get(k, ()))
+            seen += _stated(equation, program.avals[v])
             sizes[v] = max(whole // max(seen, default=share), 1) if whole else 0
     return replace(program, sizes=sizes)
 
@@ -57,10 +59,19 @@ def _shares(partitions: int, whole: int, buffers: Iterable[OwnedBuffer]) -> list
 def _inherited(
     program: Program, sizes: Mapping[Variable, int], equation: Equation
 ) -> int:
-    """Into how many parts the largest input is split."""
+    """Into how many parts the largest input is split, of several the most."""
     inputs = [v for v in equation.inputs if not isinstance(v, Literal)]
-    wholes = {v: nbytes(program.avals[v]) for v in inputs}
-    largest = max(inputs, key=lambda v: wholes[v], default=None)
-    if largest is None or not wholes[largest]:
-        return 1
-    return max(1, wholes[largest] // max(sizes.get(largest, wholes[largest]), 1))
+    shares = [(0, 1)]
+    for v in inputs:
+        whole = nbytes(program.avals[v])
+        shares.append((whole, max(1, whole // max(sizes.get(v, whole), 1))))
+    return max(shares)[1]
+
+
+def _stated(equation: Equation, aval: Any) -> list[int]:
+    """Into how many parts a sharding constraint splits its result, if it says."""
+    params = equation.params
+    if equation.primitive.name != "sharding_constraint" or params["unconstrained_dims"]:
+        return []
+    part = nbytes(aval.update(shape=params["sharding"].shard_shape(aval.shape)))
+    return [nbytes(aval) // part] if part else []

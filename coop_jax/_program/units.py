@@ -37,9 +37,10 @@ FUSIBLE = VIEWS | {
     "full", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p",
     "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
     "one_minus_square", "or", "pad",
-    "pow", "reduce_precision", "rem", "rev", "round", "rsqrt", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "slice", "split",
-    "sqrt", "square", "sub", "tan", "tanh", "transpose", "xor",
+    "pow", "reduce_precision", "rem", "reshard", "rev", "round", "rsqrt", "select_n",
+    "sharding_constraint", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "slice", "split", "sqrt", "square", "sub",
+    "tan", "tanh", "transpose", "xor",
 }  # fmt: skip
 
 LAYOUTS = {"rev", "transpose"}
