@@ -73,5 +73,9 @@ def _stated(equation: Equation, aval: Any) -> list[int]:
     params = equation.params
     if equation.primitive.name != "sharding_constraint" or params["unconstrained_dims"]:
         return []
-    part = nbytes(aval.update(shape=params["sharding"].shard_shape(aval.shape)))
+    try:
+        shape = params["sharding"].shard_shape(aval.shape)
+    except ValueError:
+        return []  # the parts are not of one size
+    part = nbytes(aval.update(shape=shape))
     return [nbytes(aval) // part] if part else []

@@ -12,7 +12,8 @@ Six corrections to what the assignment says:
   * a product and the transpose of it that owns its bytes are one unit;
   * what is transposed for products alone, or a weight turned around for one library
     call, is theirs: XLA takes the two together, and in halves it turns twice;
-  * an equation that XLA cannot fuse into several readers owns its bytes in any case;
+  * an equation that XLA cannot fuse into several readers owns its bytes in any case,
+    and so does one in which devices communicate;
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
     its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
     worth owning: keeping it can be cheaper than keeping what it is computed from.
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 
 from .cost import nbytes
 from .hlo import OwnedBuffer
+from .shards import communicates
 from .trace import Equation, Literal, Program, Variable
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
@@ -199,6 +201,7 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
             or equation.effects
             or equation.is_pinned
             or graph.is_read_by_caller(k)
+            or communicates(owned.get(k, ()))
         ):
             roots.add(k)
     _move_from_views(graph, roots)

@@ -1,0 +1,92 @@
+"""Bytes per device of a partitioned step, on programs that a reader checks by eye."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from coop_jax._program.hlo import OwnedBuffer
+from coop_jax._program.shards import communicates, localized
+from coop_jax._program.trace import Program, flatten
+from coop_jax._program.units import Graph, choose_roots
+
+MESH = AbstractMesh((4,), ("d",), axis_types=(AxisType.Auto,))
+X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+WHOLE, QUARTER = 256, 64
+
+
+def constrained(x: Any, *spec: Any) -> Any:
+    return lax.with_sharding_constraint(x, NamedSharding(MESH, PartitionSpec(*spec)))
+
+
+def program_of(function: Callable, *args: Any, argument: int = WHOLE) -> Program:
+    """On four devices, each with `argument` bytes of every argument."""
+    traced = jax.jit(function).trace(*args)
+    program = flatten(traced.jaxpr, [False] * len(args))
+    sizes = dict.fromkeys(program.arguments, argument)
+    return replace(program, partitions=4, sizes=sizes)
+
+
+def owned(opcode: str, size: int) -> list[OwnedBuffer]:
+    return [OwnedBuffer("", opcode, size, 0, 0, True)]
+
+
+def per_device(program: Program, buffers: dict[int, list[OwnedBuffer]] = {}) -> dict:  # noqa: B006
+    """Bytes of each equation's result, by the equation's name."""
+    sizes = localized(program, buffers).sizes
+    return {e.primitive.name: sizes[e.outputs[0]] for e in program.equations}
+
+
+def test_what_owns_a_share_is_split_so_and_what_owns_none_like_what_it_reads() -> None:
+    program = program_of(lambda x: jnp.tanh(jnp.sin(x)), X)
+    assert per_device(program) == {"sin": WHOLE, "tanh": WHOLE}
+    found = per_device(program, {0: owned("fusion", QUARTER)})
+    assert found == {"sin": QUARTER, "tanh": QUARTER}
+    assert per_device(program, {1: owned("fusion", QUARTER)})["sin"] == WHOLE
+    # No share of a whole array on four devices.
+    assert per_device(program, {0: owned("fusion", WHOLE // 8)})["sin"] == WHOLE
+
+
+def test_a_constraint_says_how_its_result_is_split() -> None:
+    program = program_of(lambda x: jnp.tanh(constrained(x, "d")), X)
+    assert per_device(program) == {"sharding_constraint": QUARTER, "tanh": QUARTER}
+    free = PartitionSpec.UNCONSTRAINED
+    program = program_of(lambda x: constrained(x, "d", free), X, argument=QUARTER // 2)
+    assert per_device(program) == {"sharding_constraint": QUARTER // 2}
+
+
+def test_uneven_parts_are_not_counted() -> None:
+    program = program_of(lambda x: constrained(x[:6], "d"), X)
+    assert per_device(program)["sharding_constraint"] == 6 * 8 * 4
+
+
+def test_what_is_spread_from_a_scalar_is_split_like_what_it_meets() -> None:
+    def chain(x, scale):
+        return jnp.broadcast_to(scale, x.shape) * jnp.sin(x)
+
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    program = program_of(chain, X, scale, argument=QUARTER)
+    assert per_device(program)["mul"] == QUARTER
+
+
+@pytest.mark.parametrize(
+    ("buffers", "is_unit"),
+    [([], False), (owned("fusion", 8), False), (owned("all-to-all", 8), True)],
+)
+def test_a_constraint_is_a_unit_only_where_devices_communicate(
+    buffers: list[OwnedBuffer], is_unit: bool
+) -> None:
+    program = program_of(lambda x: constrained(x, "d") * 2, X)
+    program = localized(program, {})
+    roots = choose_roots(Graph(program), {0: buffers})
+    assert communicates(buffers) == is_unit
+    assert (0 in roots) == is_unit
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
