@@ -98,6 +98,7 @@ CASES = (
     "unrolled:data:0.7",
     "unrolled:data-explicit:0.7",
     "unrolled:fsdp:0.7",
+    "unrolled:fsdp:0.5",
     "unrolled:tensor:0.7",
     "constrained:data:0.5",
     "pooled:data:0.5",

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from coop_jax._program.gathering import gathered
 from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.shards import communicates, localized
 from coop_jax._program.trace import Program, flatten
@@ -86,6 +87,41 @@ def test_a_constraint_is_a_unit_only_where_devices_communicate(
     roots = choose_roots(Graph(program), {0: buffers})
     assert communicates(buffers) == is_unit
     assert (0 in roots) == is_unit
+
+
+def weights_and_batch(weight: Any, batch: Any) -> Any:
+    return (batch @ weight.astype(jnp.bfloat16).astype(jnp.float32)) * jnp.sin(weight)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name", "found"),
+    [
+        # Position of the argument, or of the equation that casts it.
+        ("all-gather", "values[0]", True),
+        ("collective-permute", "jit(f)/coop_eqn_0/convert_element_type", True),
+        ("all-reduce", "values[0]", False),
+        ("fusion", "values[0]", False),
+        ("all-gather", "jit(f)/coop_eqn_2/dot_general", False),
+    ],
+)
+def test_an_argument_is_gathered_if_it_is_moved_by_its_own_name(
+    opcode: str, name: str, found: bool
+) -> None:
+    program = program_of(weights_and_batch, X, X, argument=QUARTER)
+    buffers = [replace(owned(opcode, WHOLE)[0], op_name=name)]
+    by_equation = {int(name[13]): buffers} if "coop_eqn" in name else {}
+    weight, batch = program.arguments
+    moved = gathered(program, buffers, by_equation)
+    assert batch not in moved
+    assert (weight in moved) == found
+    # The casts and the sine of the weight are made of it alone.
+    assert len(moved) == (4 if found else 0)
+
+
+def test_what_is_whole_on_each_device_is_not_gathered() -> None:
+    program = program_of(weights_and_batch, X, X)
+    buffers = [replace(owned("all-gather", WHOLE)[0], op_name="values[0]")]
+    assert not gathered(program, buffers, {})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ too: XLA would otherwise make that array once, at the very start, and keep it to
 end. The barriers vanish before buffer assignment and cost nothing at run time.
 """
 
-import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -32,7 +31,7 @@ from .._native.program_words import InplaceProgram
 from .._planning.types import OpId
 from .._program.cost import nbytes
 from .._program.profile import Profile
-from .._program.trace import Atom, Literal, Program, Variable, read
+from .._program.trace import Atom, Literal, Variable, read
 from .._program.units import FUSIBLE, Unit
 from .parts import Positions, joined, overwriting, parts
 
@@ -81,7 +80,9 @@ class _Emission:
         )
         self.env |= dict(self.program.constants)
         self.triggers: list[Variable] = []
-        self.gathered = _gathered(self.program)
+        # Behind a barrier of its own, each reader would gather them anew.
+        is_free = self.program.rules.recompute_collectives
+        self.gathered = frozenset() if is_free else profile.gathered
         self.shared = self._compute_shared()
         self.last_read: dict[Variable, int] = {}
         self.overwritten: dict[tuple[int, OpId], int] = {}
@@ -91,7 +92,7 @@ class _Emission:
         self.updates = overwriting(profile.problem)
 
     def _compute_shared(self) -> dict[Variable, Any]:
-        """Parts of split arguments, computed once, so that each is gathered once."""
+        """What is made of gathered arguments, computed once, to be gathered once."""
         shared: dict[Variable, Any] = {}
         for equation in self.program.equations if self.gathered else ():
             if equation.is_barrier or not self.gathered.issuperset(equation.outputs):
@@ -249,25 +250,6 @@ def _alone(profile: Profile) -> set[OpId]:
     roots = [profile.program.equations[unit.root] for unit in profile.units]
     own = {op for op, root in enumerate(roots) if root.primitive.name not in FUSIBLE}
     return own | profile.calls.keys()
-
-
-def _gathered(program: Program) -> set[Variable]:
-    """Parts of split arguments, which are not tied if nothing may be sent again.
-
-    Behind a barrier of its own, each reader would gather them anew.
-    """
-    if program.partitions == 1 or program.rules.recompute_collectives:
-        return set()
-    found = {
-        v
-        for v in program.arguments
-        if program.sizes.get(v, math.inf) < nbytes(program.avals[v])
-    }
-    for equation in program.equations:
-        reads = equation.variables
-        if reads and equation.primitive.name in FUSIBLE and found.issuperset(reads):
-            found.update(equation.outputs)
-    return found
 
 
 def compute_unit(

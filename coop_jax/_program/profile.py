@@ -18,6 +18,7 @@ from .._native.program_words import InplaceProgram
 from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
 from .cost import RATES, DeviceRates, work
+from .gathering import gathered, moved_argument
 from .hlo import OwnedBuffer
 from .nameless import named
 from .overwriting import Overwriting
@@ -57,6 +58,8 @@ class Profile:
         window by window.
       platform: "cpu", "gpu" or "tpu", whose XLA is meant.
       calls: the ops that are in-place calls, and what they compute.
+      gathered: split arguments that devices send each other parts of, and what is
+        computed of them alone.
     """
 
     program: Program
@@ -68,6 +71,7 @@ class Profile:
     relieved: int = 0
     platform: str = "cpu"
     calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
+    gathered: frozenset[Variable] = frozenset()
 
 
 def scope(index: int) -> str:
@@ -136,17 +140,20 @@ def profile(
         _bytes(made_up) - _bytes(left),
         platform,
         calls,
+        gathered(program, buffers, owned),
     )
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
-    """The buffers that `profile` looks at, named by their equation alone."""
+    """The buffers that `profile` looks at, named by equation or argument alone."""
     found = []
     for buffer in buffers:
         equation = _equation(buffer)
         if equation is not None or buffer.origin == "constants":
             name = "" if equation is None else scope(equation)
             found.append(replace(buffer, op_name=name))
+        elif moved_argument(buffer) >= 0:
+            found.append(buffer)
     return tuple(found)
 
 
