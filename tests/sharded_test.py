@@ -37,6 +37,11 @@ WORKER = textwrap.dedent(
             x = block(x, [w[i] for w in ws])
         return jnp.mean(x**2)
 
+    def listed(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
     def constrained(ws, x):
         spread = NamedSharding(MESHES[AxisType.Auto], P("d"))
         for i in range(LAYERS):
@@ -65,8 +70,11 @@ WORKER = textwrap.dedent(
         kind, *rest = kind.split("-")
         mesh = MESHES[AxisType.Explicit if rest else AxisType.Auto]
         specs = SPECS[kind]
-        keys = jax.random.split(jax.random.key(0), 3)
         shapes = (LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH), (ROWS, WIDTH)
+        if loss_of is listed:
+            specs = LAYERS * specs[:1] + specs[2:]
+            shapes = LAYERS * [(WIDTH, WIDTH)] + [(ROWS, WIDTH)]
+        keys = jax.random.split(jax.random.key(0), len(shapes))
         *ws, x = [
             jax.device_put(0.1 * jax.random.normal(k, s), NamedSharding(mesh, spec))
             for k, s, spec in zip(keys, shapes, specs)
@@ -98,7 +106,7 @@ CASES = (
     "unrolled:data:0.7",
     "unrolled:data-explicit:0.7",
     "unrolled:fsdp:0.7",
-    "unrolled:fsdp:0.5",
+    "listed:fsdp:0.6",
     "unrolled:tensor:0.7",
     "constrained:data:0.5",
     "pooled:data:0.5",

@@ -109,7 +109,8 @@ def test_an_argument_is_gathered_if_it_is_moved_by_its_own_name(
 ) -> None:
     program = program_of(weights_and_batch, X, X, argument=QUARTER)
     buffers = [replace(owned(opcode, WHOLE)[0], op_name=name)]
-    by_equation = {int(name[13]): buffers} if "coop_eqn" in name else {}
+    place = name.partition("coop_eqn_")[2][:1]
+    by_equation = {int(place): buffers} if place else {}
     weight, batch = program.arguments
     moved = gathered(program, buffers, by_equation)
     assert batch not in moved
