@@ -133,11 +133,11 @@ def table(rows: Sequence[Row]) -> str:
         "| program | MB | temp MB | flops | collectives | arrays sent |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    lines += [
-        f"| {row.program} | {row.total / 1e6:.1f} | {row.temp / 1e6:.1f} | "
-        f"{row.flops / max(rows[0].flops, 1.0):.3f} | {row.collectives} | {row.sent} |"
-        for row in rows
-    ]
+    for row in rows:
+        counted = f"{row.temp / 1e6:.1f} | {row.flops / max(rows[0].flops, 1.0):.3f} | "
+        counted += f"{row.collectives} | {row.sent}"
+        cells = counted if row.temp else "- | - | - | -"
+        lines.append(f"| {row.program} | {row.total / 1e6:.1f} | {cells} |")
     return "\n".join(lines)
 
 

@@ -49,6 +49,10 @@ def test_every_policy_is_met_and_collectives_are_counted() -> None:
     lines = mesh.table(rows).splitlines()
     assert len(lines) == 2 + len(rows)
     assert lines[2].startswith("| as written | ") and "| 1.000 | 0 | 0 |" in lines[2]
+    (beyond,) = mesh.table([mesh.Row("coop: 1, out of reach", 2_500_000)]).splitlines()[
+        2:
+    ]
+    assert beyond == "| coop: 1, out of reach | 2.5 | - | - | - | - |"
 
 
 def test_what_is_sent_in_one_instruction_is_counted_by_arrays() -> None:
