@@ -38,6 +38,8 @@ def gathered(
         for v in program.arguments
         if program.sizes.get(v, nbytes(program.avals[v])) < nbytes(program.avals[v])
     }
+    if not split:
+        return frozenset()
     moved = {program.arguments[k] for b in buffers if (k := moved_argument(b)) >= 0}
     for k, equation in enumerate(program.equations):
         reads = equation.variables
