@@ -182,6 +182,26 @@ def test_fresh_starts_that_all_end_above_what_is_known_end_the_way_down(
     assert crew.seeds.count(1) == 1 + is_near
 
 
+def test_a_fresh_start_that_ends_far_above_what_is_known_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, QUICK)
+    known = dataclasses.replace(plan(CHEAP_AND_DEAR, 100), size=100)
+    made = []
+
+    def reach(start, is_quick):
+        made.append(is_quick)
+        return dataclasses.replace(known, size=105 if is_quick else 101, fits=False)
+
+    monkeypatch.setattr(search, "at", lambda _: known)
+    monkeypatch.setattr(
+        search, "reach", lambda start, is_quick=False: reach(start, is_quick)
+    )
+    planner._descend(search, 1)
+    assert made.count(True) == 1
+    assert made.count(False) > 3
+
+
 def test_a_poor_plan_to_begin_with_does_not_make_a_poor_plan() -> None:
     ratios = []
     for seed in range(20):

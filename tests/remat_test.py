@@ -554,7 +554,8 @@ def test_a_decorated_method_is_called_bound_and_planned_unbound() -> None:
     trainer = Trainer()
     np.testing.assert_array_equal(trainer.step(X), X * 3.0)
     assert trainer.step.plan(trainer, X).measured.total > 0
-    assert copy.deepcopy(trainer).step.plan is not None
+    vars(trainer)["planned"] = Trainer.step
+    assert vars(copy.deepcopy(trainer))["planned"] is Trainer.step
     assert copy.deepcopy(Trainer.step) is Trainer.step
 
 

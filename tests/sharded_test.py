@@ -1,9 +1,17 @@
 """Steps partitioned over 8 CPU devices, in a process that has so many."""
 
 import textwrap
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from coop_jax._fitting.advice import advise
+from coop_jax._fitting.compile import flat_step
+from coop_jax._planning.types import Problem
+from coop_jax._program.rules import Rules
+from coop_jax._program.trace import Program
 from tests.eight_devices import rows_of
 
 WORKER = textwrap.dedent(
@@ -131,6 +139,21 @@ def test_predicted_bytes_are_those_of_one_device(rows, case):
     # Far from the 8 of whole arrays; small arrays pack badly, and what XLA joined into
     # one all-reduce in the step as written counts as joined.
     assert 0.75 < row["predicted"] / row["measured"] < 1.4
+
+
+def test_an_error_names_the_way_to_send_again_where_devices_communicate() -> None:
+    step = flat_step(jax.jit(jnp.sin).trace(1.0), [1.0])
+    problem = Problem((), ())
+    told = [
+        any("recompute_collectives=True" in advice for advice in advise(step, *rest))
+        for step in (step, replace(step, program=repeating(step.program)))
+        for rest in ((problem, 0, 9, 9, True), (problem, 0, 9, 9, False))
+    ]
+    assert told == [True, False, False, False]
+
+
+def repeating(program: Program) -> Program:
+    return replace(program, rules=Rules(recompute_collectives=True))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from .cost import nbytes
 from .hlo import OwnedBuffer
+from .shards import is_moved
 from .trace import Program, Variable
 from .units import FUSIBLE
 
-_MOVING = (
-    "all-gather", "all-to-all", "collective-broadcast", "collective-permute",
-    "ragged-all-to-all",
-)  # fmt: skip
 _ARGUMENT = re.compile(r"\w+\[(\d+)\]")
 """The name of a flat argument."""
 
@@ -48,7 +45,7 @@ def gathered(
         if all(v in split for v in reads):
             sources = set().union(*(split[v] for v in reads))
             split |= dict.fromkeys(equation.outputs, sources)
-            if any(b.opcode.startswith(_MOVING) for b in owned.get(k, ())):
+            if any(map(is_moved, owned.get(k, ()))):
                 moved |= sources
     return frozenset(v for v, sources in split.items() if sources <= moved)
 
@@ -56,4 +53,4 @@ def gathered(
 def moved_argument(buffer: OwnedBuffer) -> int:
     """The position of the argument that the buffer holds once it is moved, or -1."""
     name = _ARGUMENT.fullmatch(buffer.op_name)
-    return int(name[1]) if name and buffer.opcode.startswith(_MOVING) else -1
+    return int(name[1]) if name and is_moved(buffer) else -1
