@@ -95,6 +95,27 @@ def test_the_call_can_be_vectorized() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("rows", [512, 4096])
+def test_calls_of_one_program_share_the_threads(rows: int) -> None:
+    """Of small operands a caller takes its share, large ones it leaves to others."""
+    assert _inplace.is_available("cpu")
+    keys = jax.random.split(jax.random.key(0), 4)
+    values = [jax.random.normal(key, (rows, 512)) for key in keys]
+    call = as_call(softmax, (values[0], values[0][0], values[0][0], keys[0]))
+    assert call is not None
+
+    def step(*operands):
+        return [call(x, x[0], x[0], keys[0]) for x in operands]
+
+    compiled = jax.jit(step).lower(*values).compile()
+    assert compiled.as_text().count('custom_call_target="coop_jax_inplace"') == 4
+    want = [np.asarray(jax.nn.softmax(x)) for x in values]
+    for _ in range(10):
+        for x, y in zip(want, compiled(*values), strict=True):
+            np.testing.assert_allclose(y, x, rtol=2e-5, atol=1e-7)
+
+
+@needs_library
 def test_a_wrong_buffer_is_refused_by_name() -> None:
     assert _inplace.is_available("cpu")
     x = jnp.ones((8, 16))

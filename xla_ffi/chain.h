@@ -33,7 +33,8 @@ struct Tile {
   }
 };
 
-constexpr uintptr_t kPage = 4096;
+// How far ahead is fetched what is read next, in floats: more than a page.
+constexpr int64_t kAhead = 1152;
 
 #define COOP_EACH_VECTOR \
   _Pragma("GCC unroll 8") for (int j = 0; j < T::kVectors; ++j)
@@ -83,10 +84,9 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
     };
     V v[T::kVectors];
     const float* from = place(head);
-    // The machine's own prefetching stops at the end of a page.
-    const float* next = head + i + T::kSize;
-    if (reinterpret_cast<uintptr_t>(next) % kPage < sizeof(part)) {
-      __builtin_prefetch(next);
+    if (step.fetches_ahead) {
+      const float* ahead = head + i + kAhead;
+      COOP_EACH_VECTOR __builtin_prefetch(ahead + j * T::kLanes);
     }
     COOP_EACH_VECTOR v[j] = T::Load(from, j);
     for (size_t k = 0; k < count; ++k) {

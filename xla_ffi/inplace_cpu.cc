@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -23,28 +24,42 @@ namespace ffi = xla::ffi;
 namespace coop_jax {
 namespace {
 
-// Elements worth handing to another thread; and how often a thread comes back for
-// more, which evens out their speeds. What all rows share is computed every time.
-constexpr int64_t kShare = 32768;
+// Elements worth handing to another thread, and worth leaving to others altogether;
+// and how often a thread comes back for more, which evens out their speeds. What all
+// rows share is computed every time.
+constexpr int64_t kShare = 1 << 15, kLarge = 1 << 20;
 constexpr int64_t kTurns = 16;
+// How long a caller waits for others to begin.
+constexpr std::chrono::microseconds kPatience{100};
+
+// Whether this thread is known to be one of XLA's pool.
+thread_local bool is_of_pool = false;
 
 // Work that several threads take chunks of. The last one to finish a chunk
 // wakes the caller; a thread that comes too late finds nothing to do, so the
 // caller need not wait for it, only keep this alive.
 struct Shares {
+  explicit Shares(ffi::ThreadPool threads) : threads(threads) {}
+
+  ffi::ThreadPool threads;  // of no use once all is done
   Schedule schedule;
   std::vector<const void*> operands;
   void* result;
   int64_t pieces, chunk;
-  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> next{0}, begun{0};
   std::mutex mutex;
   std::condition_variable is_done;
   int64_t done = 0;
 
-  void Work() {
+  // Calls `begin` when there is something to do, and does it.
+  template <class F>
+  void Work(F begin_work) {
+    bool is_first = true;
     for (;;) {
       int64_t begin = next.fetch_add(chunk);
       if (begin >= pieces) return;
+      if (is_first) begin_work();
+      is_first = false;
       int64_t end = std::min(begin + chunk, pieces);
       Run(schedule, operands.data(), result, begin, end);
       std::lock_guard<std::mutex> lock(mutex);
@@ -52,12 +67,36 @@ struct Shares {
       if (done == pieces) is_done.notify_all();
     }
   }
+  void Work() {
+    Work([] {});
+  }
 
   void Wait() {
     std::unique_lock<std::mutex> lock(mutex);
     is_done.wait(lock, [this] { return done == pieces; });
   }
+
+  // Whether within a short time all was done, or so many threads were at it.
+  bool Have(int64_t helpers) {
+    std::unique_lock<std::mutex> lock(mutex);
+    bool all = is_done.wait_for(lock, kPatience, [this] { return done == pieces; });
+    return all || begun == helpers;
+  }
 };
+
+// Has threads of the pool work, each of which calls the next: one that is woken while
+// its waker goes on running is often put behind it, for milliseconds, though another
+// processor is idle.
+void CallHelpers(std::shared_ptr<Shares> shares, int64_t count) {
+  if (count == 0) return;
+  shares->threads.Schedule([shares, count] {
+    is_of_pool = true;
+    shares->Work([&] {
+      ++shares->begun;
+      CallHelpers(shares, count - 1);
+    });
+  });
+}
 
 ffi::Error InplaceImpl(ffi::ThreadPool threads,
                        ffi::Span<const int64_t> words,
@@ -66,7 +105,7 @@ ffi::Error InplaceImpl(ffi::ThreadPool threads,
   Program program;
   ffi::Error error = Prepare(words, operands, results, &program);
   if (error.failure()) return error;
-  auto shares = std::make_shared<Shares>();
+  auto shares = std::make_shared<Shares>(threads);
   std::string wrong = MakeSchedule(std::move(program), &shares->schedule);
   if (!wrong.empty()) {
     return ffi::Error::InvalidArgument("coop_jax_inplace, program: " + wrong);
@@ -77,14 +116,16 @@ ffi::Error InplaceImpl(ffi::ThreadPool threads,
   shares->result = (*results.get<ffi::AnyBuffer>(0))->untyped_data();
   shares->pieces = Pieces(shares->schedule);
   if (shares->pieces == 0) return ffi::Error::Success();
-  shares->chunk = std::max({int64_t{1}, kShare / PieceSize(shares->schedule),
+  const int64_t piece = PieceSize(shares->schedule);
+  shares->chunk = std::max({int64_t{1}, kShare / piece,
                             shares->pieces / (kTurns * threads.num_threads())});
   int64_t chunks = (shares->pieces + shares->chunk - 1) / shares->chunk;
-  int64_t helpers = std::min(threads.num_threads(), chunks) - 1;
-  for (int64_t k = 0; k < helpers; ++k) {
-    threads.Schedule([shares] { shares->Work(); });
-  }
-  shares->Work();
+  int64_t workers = std::min(threads.num_threads(), chunks);
+  // While one of the pool waits, there is one less to work.
+  bool leaves_it = !is_of_pool && shares->pieces * piece >= kLarge && workers > 1;
+  int64_t helpers = leaves_it ? workers : workers - 1;
+  CallHelpers(shares, helpers);
+  if (!leaves_it || !shares->Have(helpers)) shares->Work();
   shares->Wait();
   return ffi::Error::Success();
 }

@@ -28,6 +28,7 @@ class Interpreter {
     const size_t count = schedule.registers.size();
     for (size_t k = 0; k < count; ++k) {
       homes_[k] = places_[k] = bytes_ + schedule.registers[k].offset;
+      if (schedule.registers[k].is_per_row) per_row_[per_row_count_++] = k;
     }
     for (const Step& step : schedule.repeated) {
       bool is_row =
@@ -98,8 +99,9 @@ class Interpreter {
   // What was computed once for all rows is read from element `at` on.
   void MoveTo(int64_t at) {
     const int64_t width = program_.has_f64 ? sizeof(double) : sizeof(float);
-    for (size_t k = 0; k < schedule_.registers.size(); ++k) {
-      if (schedule_.registers[k].is_per_row) places_[k] = starts_[k] + at * width;
+    for (size_t i = 0; i < per_row_count_; ++i) {
+      const size_t k = per_row_[i];
+      places_[k] = starts_[k] + at * width;
     }
   }
 
@@ -128,6 +130,8 @@ class Interpreter {
   char* homes_[kMaxRegisters];
   char* places_[kMaxRegisters];
   char* starts_[kMaxRegisters];
+  // The registers that hold a row.
+  size_t per_row_[kMaxRegisters], per_row_count_ = 0;
   Row row_;
 };
 

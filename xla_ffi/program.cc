@@ -315,8 +315,6 @@ class Decoder {
 
 }  // namespace
 
-bool IsReduction(Opcode opcode) { return opcode >= Opcode::kReduceSum; }
-
 int Width(Storage storage) {
   switch (storage) {
     case Storage::kF64:

@@ -111,7 +111,7 @@ struct Program {
   std::vector<Phase> phases;
 };
 
-bool IsReduction(Opcode opcode);
+inline bool IsReduction(Opcode opcode) { return opcode >= Opcode::kReduceSum; }
 // Bytes of an element.
 int Width(Storage storage);
 // What an element becomes when it is loaded.

@@ -38,6 +38,24 @@ std::optional<LinkOp> LinkOpOf(Opcode opcode, bool reversed) {
   }
 }
 
+// Whether an instruction takes as long as reading its operand from memory does.
+bool IsLong(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::kRandomBits:
+    case Opcode::kExp:
+    case Opcode::kExp2:
+    case Opcode::kExpm1:
+    case Opcode::kLog:
+    case Opcode::kLog1p:
+    case Opcode::kTanh:
+    case Opcode::kLogistic:
+    case Opcode::kErf:
+    case Opcode::kErfc:
+    case Opcode::kPow: return true;
+    default: return IsReduction(opcode);
+  }
+}
+
 class Scheduler {
  public:
   explicit Scheduler(Schedule* schedule)
@@ -50,6 +68,12 @@ class Scheduler {
     for (const Phase& phase : program_.phases) {
       for (int k : phase.uniform) needed_[k] = true;
       for (int k : phase.varying) needed_[k] = true;
+    }
+    for (int k = 0; k <= last_; ++k) {
+      const Instruction& made = instructions_[k];
+      bool is_in_rows = needed_[k] && !made.repeats;
+      bool varies = !made.uniform || IsReduction(made.opcode);
+      is_long_ |= is_in_rows && varies && IsLong(made.opcode);
     }
   }
 
@@ -283,6 +307,7 @@ class Scheduler {
       step->links.push_back(link);
       before = k;
     }
+    step->fetches_ahead = is_long_;
   }
 
   // Whether something reads all of a uniform value's register.
@@ -302,6 +327,7 @@ class Scheduler {
   const std::vector<Instruction>& instructions_;
   const int last_;
   const int64_t width_;
+  bool is_long_ = false;
   std::vector<bool> needed_, runs_once_;
   std::vector<int> register_of_;
   std::vector<int> shared_;  // registers that values take turns in

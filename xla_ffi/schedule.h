@@ -36,6 +36,9 @@ struct Step {
   int instruction = 0;  // the last of them
   int target = 0, a = 0, b = 0, c = 0;
   bool spread = false;  // uniform, and read by what is not
+  // Much is computed between one block that is read and the next, so that the machine
+  // does not fetch it ahead by itself.
+  bool fetches_ahead = false;
   std::vector<Link> links;
 };
 
