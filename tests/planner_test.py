@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
+from benchmarks.optimum_problems import layered
 from coop_jax._planning import planner
 from coop_jax._planning.crew import Crew, Way
 from coop_jax._planning.planner import Effort, Planned, plan, smallest
@@ -200,6 +201,23 @@ def test_a_fresh_start_that_ends_far_above_what_is_known_is_not_made_again(
     planner._descend(search, 1)
     assert made.count(True) == 1
     assert made.count(False) > 3
+
+
+def test_where_relief_ends_nothing_is_left_that_is_not_needed() -> None:
+    ended = 0
+    for seed in range(12):
+        problem = layered(seed, 20)
+        order = planner.program_order(problem)
+        state = Retention(problem)
+        search = LocalSearch(state, state.peak() // 4, Effort())
+        found = search.reach(order)
+        if found.fits:
+            continue
+        ended += 1
+        search.room = found.peak
+        search.trim()
+        assert state.cost == pytest.approx(found.cost, rel=1e-12)
+    assert ended > 4
 
 
 def test_a_poor_plan_to_begin_with_does_not_make_a_poor_plan() -> None:

@@ -115,7 +115,7 @@ def _followed(
     for turn, found in enumerate(_sent(crew, ways, pool, _little(effort)), 1):
         yield found
         fitting += found.fits
-        nearest = min(nearest, found.peak) if turn > known else nearest
+        nearest = min(nearest, found.size) if turn > known else nearest
         is_nearly_free = found.fits and found.cost <= least * _NEARLY_FREE
         is_late = time.monotonic() > crew.lead.deadline
         is_hopeless = turn - known >= few and nearest > pool * near

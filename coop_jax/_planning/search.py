@@ -108,12 +108,13 @@ class Search:
         self.room = self.pool
         best: Planned | None = None
         for _ in range(_MOST_PACKINGS):
-            if not self.relieve(noise):
+            if not self._relieve_on(noise):
                 break
             dearer = self.result()
             self.trim()
             found = self.result()
-            for planned in (dearer, found):
+            # Where neither fits, that the dearer one takes less is chance.
+            for planned in (dearer, found) if dearer.fits else (found,):
                 best = planned if best is None or planned.beats(best) else best
             if found.fits:
                 break
@@ -137,6 +138,19 @@ class Search:
         return assign(buffers, problem.alignment).peak
 
     # Relieve: from over the pool to within it
+
+    def _relieve_on(self, noise: float) -> bool:
+        """Relieves; where that ends, takes back what is not needed and goes on."""
+        least = np.inf
+        while not self.relieve(noise):
+            peak, room = self.state.peak(), self.room
+            self.room = peak
+            self.trim()
+            self.room = room
+            if peak >= least or self.moves_left <= 0:
+                return False
+            least = peak
+        return True
 
     def relieve(self, noise: float = 0.0) -> bool:
         """Adds rematerializations until nothing is over the pool, or nothing helps."""

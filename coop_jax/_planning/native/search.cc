@@ -1,6 +1,7 @@
 #include "search.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -107,13 +108,17 @@ Planned Search::Reach(const Positions& start, double noise, bool is_quick) {
   Planned best;
   bool has_best = false;
   for (int packing = 0; packing < kMostPackings; ++packing) {
-    if (!Relieve(noise)) break;
+    if (!RelieveOn(noise)) break;
     Planned dearer = Result();
     Trim();
     Planned found = Result();
-    if (!has_best || dearer.Beats(best)) best = std::move(dearer);
+    // Where neither fits, that the dearer one takes less is chance.
+    if (dearer.fits && (!has_best || dearer.Beats(best))) {
+      best = std::move(dearer);
+      has_best = true;
+    }
+    if (!has_best || found.Beats(best)) best = found;
     has_best = true;
-    if (found.Beats(best)) best = found;
     if (found.fits) break;
     room_ -= found.size - pool_;
   }
@@ -132,6 +137,19 @@ Planned Search::Result() {
 }
 
 // Relieve: from over the pool to within it
+
+bool Search::RelieveOn(double noise) {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  while (!Relieve(noise)) {
+    const int64_t peak = state_.Peak(), room = room_;
+    room_ = peak;
+    Trim();
+    room_ = room;
+    if (peak >= least || moves_left_ <= 0) return false;
+    least = peak;
+  }
+  return true;
+}
 
 bool Search::Relieve(double noise) {
   while (const int64_t excess = state_.Overload(room_)) {

@@ -88,6 +88,8 @@ class Search {
   };
 
   Planned Result();
+  // Relieves; where that ends, takes back what is not needed and goes on.
+  bool RelieveOn(double noise);
   bool Relieve(double noise);
   std::vector<Move> Rank(double noise);
   double LeastCost(const Gap& gap) const;
