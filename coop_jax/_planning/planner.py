@@ -38,7 +38,7 @@ _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
 _FURTHER_SHARES = (0.9, 0.97)
-_WAYS_TO_THE_FLOOR = 4
+_WAYS_TO_THE_FLOOR = 3
 _NOISY_WAYS = 12
 _NOISY_WAYS_DOWN = 8
 _ENOUGH_WAYS = 6
@@ -159,10 +159,20 @@ def _little(effort: Effort) -> Effort:
     return dataclasses.replace(effort, rounds=effort.rounds // 4)
 
 
-def _ways(problem: Problem, pool: int, noisy: int = _NOISY_WAYS) -> Iterator[Way]:
+def _ways(problem: Problem, pool: int) -> Iterator[Way]:
     """From the seeds, and from the program's order again, a little at random."""
     yield from map(Way, _seeds(problem, pool))
-    for turn in range(noisy):
+    yield from _noisy_ways(problem, _NOISY_WAYS)
+
+
+def _ways_down(problem: Problem) -> Iterator[Way]:
+    """From the program's order: online Coop never gets through so far down."""
+    yield Way(program_order(problem))
+    yield from _noisy_ways(problem, _NOISY_WAYS_DOWN)
+
+
+def _noisy_ways(problem: Problem, count: int) -> Iterator[Way]:
+    for turn in range(count):
         is_quick = turn % 2 == 1
         yield Way(program_order(problem), _NOISE, is_quick, seed=turn + 1)
 
@@ -227,7 +237,7 @@ def smallest(
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
         best, is_near = _go_further(crew, best, effort)
         # What is left of a long way down is seldom the cheapest way to be there.
-        ways = islice(_ways(problem, best.size), _WAYS_TO_THE_FLOOR if is_near else 0)
+        ways = islice(_ways_down(problem), _WAYS_TO_THE_FLOOR if is_near else 0)
         enough = _enough_ways(problem)
         best = _best(chain([best], _followed(crew, best.size, ways, effort, enough)))
         search.begin(best.size)
@@ -256,7 +266,7 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> tuple[Planned, boo
     for _ in range(_ATTEMPTS):
         for share in _FURTHER_SHARES:
             pool = int(best.size * share)
-            ways = _ways(crew.lead.problem, pool, _NOISY_WAYS_DOWN)
+            ways = _ways_down(crew.lead.problem)
             followed = _followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN)
             found = list(followed)
             if found[-1].fits:
