@@ -27,6 +27,7 @@ from typing import Any
 import jax
 
 import coop_jax
+from coop_jax._fitting.candidate import let_go
 from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._loops.loop_solve import LoopWorkbench
 from coop_jax._measure import MemoryUse, memory_use
@@ -75,6 +76,11 @@ class Settings:
     sweep: int = 0
     time_limit: float = 20.0
 
+    @property
+    def runs(self) -> bool:
+        """Whether programs are run, not only compiled."""
+        return self.backend == "cpu" and (self.repeats > 0 or self.has_error)
+
 
 @dataclass(eq=False)
 class Entry:
@@ -104,7 +110,7 @@ def measure(name: str, settings: Settings) -> list[Row]:
     for budget in _spread(settings.sweep, most, least or most):
         sweep.add_coop(sweep_label(budget / most), budget)
     sweep.compile_again()
-    if settings.backend == "cpu":
+    if settings.runs:
         sweep.run()
     return [entry.row for entry in sweep.entries]
 
@@ -219,6 +225,9 @@ class Sweep:
             counted_flops=plan.flops, estimated_time=plan.time, **spent.until(bench),
         )  # fmt: skip
         self._add(row, self._unflattened(candidate.compiled))
+        if not self.settings.runs:
+            for each in bench.programs.benches:
+                let_go(each.candidates)
         return row.measured
 
     def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:
@@ -244,7 +253,7 @@ class Sweep:
         return traffic(compiled.as_text()) if is_described else None
 
     def _add(self, row: Row, run: Callable | None) -> None:
-        self.entries.append(Entry(row, run))
+        self.entries.append(Entry(row, run if self.settings.runs else None))
         _progress(f"{row.model}: {row.program} {row.budget}: {row.compiles} compiles")
 
     def _unflattened(self, compiled: Any) -> Callable:

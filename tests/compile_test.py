@@ -1,13 +1,18 @@
 """Probes, which are compiled for their bytes alone."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import coop_jax
+from coop_jax._fitting.candidate import let_go
 from coop_jax._fitting.compile import FlatStep, flat_step
+from coop_jax._fitting.solve import Workbench
 from coop_jax._measure import memory_use
+from coop_jax._planning.planner import Effort
 
 ROWS, WIDTH = 256, 64
 W = jax.ShapeDtypeStruct((4, WIDTH, WIDTH), jnp.float32)
@@ -64,6 +69,23 @@ def test_a_program_that_is_handed_out_was_compiled_in_full():
     lowered = coop_jax.remat(softmaxes, plan=plan).lower(W, X, KEY)
     assert memory_use(lowered.compile()) == plan.measured
     assert plan.compiles >= 3
+
+
+def test_programs_that_were_let_go_are_freed_and_can_be_finished():
+    bench = Workbench(step_of(softmaxes))
+    bench.fit(int(0.8 * bench.unplanned.total), Effort())
+    bench.finish(bench.candidates[-1])
+    gc.collect()
+    before = live_executables()
+    let_go(bench.candidates)
+    gc.collect()
+    assert live_executables() <= before - 2
+    kept = bench.candidates[-1]
+    assert bench.finish(kept).memory == kept.memory
+
+
+def live_executables() -> int:
+    return len(jax.devices()[0].client.live_executables())
 
 
 def test_a_program_larger_than_its_probe_is_not_handed_out(monkeypatch):
