@@ -23,6 +23,8 @@ struct Row {
   // value: its home, or an operand's own.
   char** homes;
   char** places;
+  // If two rows are done at once, how many elements the second lies behind; else 0.
+  int64_t distance = 0;
 
   // A register's value.
   template <class T>

@@ -25,11 +25,11 @@ struct Tile {
       __attribute__((vector_size(bytes), aligned(4), may_alias));
   static constexpr int kVectors = 8, kLanes = bytes / 4, kSize = kVectors * kLanes;
 
-  static COOP_INLINE Vector Load(const float* from, int j) {
-    return *reinterpret_cast<const Unaligned*>(from + j * kLanes);
+  static COOP_INLINE Vector Load(const float* from) {
+    return *reinterpret_cast<const Unaligned*>(from);
   }
-  static COOP_INLINE void Store(Vector x, float* to, int j) {
-    *reinterpret_cast<Unaligned*>(to + j * kLanes) = x;
+  static COOP_INLINE void Store(Vector x, float* to) {
+    *reinterpret_cast<Unaligned*>(to) = x;
   }
 };
 
@@ -55,28 +55,34 @@ constexpr int64_t kAhead = 1152;
       }                                  \
     } else {                             \
       COOP_EACH_VECTOR {                 \
-        V x = v[j], y = T::Load(operand, j); \
+        V x = v[j], y = T::Load(operand + j % kColumns * T::kLanes); \
         v[j] = expression;               \
       }                                  \
     }                                    \
     break
 
-// Runs a chain on `n` elements.
-template <int bytes>
+// Runs a chain on `n` elements of one row, or of two: a tile is then half as wide, and
+// operands that both share are read once. Of two rows `n` is a multiple of such a tile.
+template <int bytes, int rows>
 COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
   using T = Tile<bytes>;
   using V = typename T::Vector;
+  constexpr int kWidth = T::kSize / rows, kColumns = T::kVectors / rows;
   alignas(64) float part[T::kSize];
-  if (n % T::kSize != 0) std::memset(part, 0, sizeof(part));
+  if (n % kWidth != 0) std::memset(part, 0, sizeof(part));
   const Link* links = step.links.data();
   const size_t count = step.links.size();
   const float* head = row.Value<float>(step.a);
   float* target = row.Target<float>(step.target);
-  for (int64_t i = 0; i < n; i += T::kSize) {
+  const int64_t distance = row.distance;
+  auto place_of = [distance](int j) COOP_LAMBDA {
+    return j / kColumns * distance + j % kColumns * T::kLanes;
+  };
+  for (int64_t i = 0; i < n; i += kWidth) {
     // The last tile may be a part of one, which is copied to where all of it can
     // be read.
-    const size_t rest = std::min<int64_t>(T::kSize, n - i) * sizeof(float);
-    const bool is_part = rest < sizeof(part);
+    const size_t rest = std::min<int64_t>(kWidth, n - i) * sizeof(float);
+    const bool is_part = rows == 1 && rest < sizeof(part);
     auto place = [&](const float* from) COOP_LAMBDA {
       if (!is_part) return from + i;
       std::memcpy(part, from + i, rest);
@@ -86,9 +92,9 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
     const float* from = place(head);
     if (step.fetches_ahead) {
       const float* ahead = head + i + kAhead;
-      COOP_EACH_VECTOR __builtin_prefetch(ahead + j * T::kLanes);
+      COOP_EACH_VECTOR __builtin_prefetch(ahead + place_of(j));
     }
-    COOP_EACH_VECTOR v[j] = T::Load(from, j);
+    COOP_EACH_VECTOR v[j] = T::Load(from + place_of(j));
     for (size_t k = 0; k < count; ++k) {
       const Link& link = links[k];
       const float* operand = nullptr;
@@ -117,7 +123,7 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
       }
     }
     float* to = is_part ? part : target + i;
-    COOP_EACH_VECTOR T::Store(v[j], to, j);
+    COOP_EACH_VECTOR T::Store(v[j], to + place_of(j));
     if (is_part) std::memcpy(target + i, part, rest);
   }
 }

@@ -98,8 +98,10 @@ COOP_INLINE bool ExecuteStep(const Row& row, const Step& step, int64_t at, int64
   if (to != nullptr) row.homes[step.target] = to;
   if (step.links.empty()) {
     Execute(row, step, at, n);
+  } else if (row.distance > 0) {
+    ExecuteChain<bytes, 2>(row, step, n);
   } else {
-    ExecuteChain<bytes>(row, step, n);
+    ExecuteChain<bytes, 1>(row, step, n);
   }
   row.homes[step.target] = home;
   return to != nullptr;

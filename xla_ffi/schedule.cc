@@ -85,6 +85,7 @@ class Scheduler {
         Begin(is_whole, keeps_rows);
         is_whole ? Whole() : Walks();
         schedule_.result_register = register_of_[last_];
+        schedule_.pairs_rows = !is_whole && PairsRows();
         if (Fits()) return "";
       }
     }
@@ -164,6 +165,41 @@ class Scheduler {
       if (!is_empty) bytes += is_row ? row : std::min(row, kBlockBytes);
     }
     return schedule_.registers.size() <= kMaxRegisters && bytes <= kRegisterBytes;
+  }
+
+  // Whether a row is one chain, from memory to memory, of what all rows share.
+  bool PairsRows() const {
+    bool is_even = program_.row_size % kPairWidth == 0;
+    if (!is_even || program_.row_size > schedule_.block) return false;
+    if (schedule_.walks.size() != 1 || !schedule_.walks[0].uniform.empty()) return false;
+    const auto& steps = schedule_.walks[0].varying;
+    if (steps.size() != 2 || steps[1].links.empty()) return false;
+    const Instruction& load = instructions_[steps[0].instruction];
+    bool begins = load.opcode == Opcode::kLoad && steps[1].a == steps[0].target;
+    if (!begins) return false;
+    for (const Link& link : steps[1].links) {
+      bool has_operand = link.op >= LinkOp::kAdd;
+      if (has_operand && !RunsOnce(link.operand)) return false;
+    }
+    return IsDense(program_.operands[load.a]) && IsDense(program_.result);
+  }
+
+  // Whether an array lies in memory as its rows follow each other.
+  bool IsDense(const Array& array) const {
+    const auto& strides = program_.maps[array.map].strides;
+    int64_t size = 1;
+    for (size_t d = strides.size(); d-- > 0; size *= program_.dimensions[d]) {
+      if (program_.dimensions[d] > 1 && strides[d] != size) return false;
+    }
+    return IsAsInRegister(array.storage);
+  }
+
+  // Whether a register holds what is computed once for all rows.
+  bool RunsOnce(int number) const {
+    for (int k = 0; k <= last_; ++k) {
+      if (register_of_[k] == number && runs_once_[k]) return true;
+    }
+    return false;
   }
 
   bool IsInPlace(int k) const {

@@ -15,6 +15,8 @@ inline constexpr int kMaxRegisters = 64;
 // Of one register in a walk by blocks, and of all registers together.
 inline constexpr int64_t kBlockBytes = 4096;
 inline constexpr int64_t kRegisterBytes = kMaxRegisters * kBlockBytes;
+// Of one row where two are done at once, in floats: a tile of them on any machine.
+inline constexpr int64_t kPairWidth = 64;
 
 // What links do to float32s; those that take an operand last.
 enum class LinkOp {
@@ -57,6 +59,8 @@ struct Schedule {
   std::vector<Step> repeated;  // run once, on a whole row
   // Either this, once for each row, block by block:
   std::vector<Walk> walks;
+  // in which two rows may be done at once;
+  bool pairs_rows = false;
   // or, if all values of a row fit into the registers at once:
   bool is_whole = false;
   std::vector<Step> whole;
