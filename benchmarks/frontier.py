@@ -27,8 +27,8 @@ from typing import Any
 import jax
 
 import coop_jax
-from coop_jax._fitting.candidate import let_go
 from coop_jax._fitting.compile import FlatStep, flat_step
+from coop_jax._fitting.freeing import let_go
 from coop_jax._loops.loop_solve import LoopWorkbench
 from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planning.planner import Effort
@@ -139,6 +139,7 @@ class Sweep:
             self.args = h200.on_device(self.args)
             self.options = {"compiler_options": h200.COMPILER_OPTIONS}
         self.entries: list[Entry] = []
+        self._handed_out: set[Any] = {()}  # where the ops of such a plan run
         self.step = self._flatten(self._trace(model))
         self._flops, self._moved = 1.0, 1
         self._counted = program_flops(self.step.program)
@@ -201,6 +202,8 @@ class Sweep:
         Another planner than `coop` comes with a name and a `bench` of its own.
         """
         bench = bench or self.bench
+        for each in () if self.settings.runs else bench.programs.benches:
+            let_go(each)
         spent = _Spent(bench)
         if self.settings.is_cold:
             bench = LoopWorkbench(self.step)
@@ -210,6 +213,7 @@ class Sweep:
                 candidate = bench.near_floor(self.effort)
             else:
                 candidate = bench.fit(budget, self.effort)
+            before = spent.until(bench)
             candidate = bench.finish(candidate)
         except coop_jax.BudgetError as error:
             row = Row(
@@ -218,16 +222,17 @@ class Sweep:
             )  # fmt: skip
             self._add(row, None)
             return None
+        # A program that was let go does not count as compiled for this row.
+        is_known = candidate.positions in self._handed_out
+        self._handed_out.add(candidate.positions)
+        columns = before if is_known else spent.until(bench)
         plan = bench.describe(candidate, budget)
         row = self._row(
             program, label, candidate.compiled, requested=budget,
             predicted=plan.predicted if plan.is_planned else None,
-            counted_flops=plan.flops, estimated_time=plan.time, **spent.until(bench),
+            counted_flops=plan.flops, estimated_time=plan.time, **columns,
         )  # fmt: skip
         self._add(row, self._unflattened(candidate.compiled))
-        if not self.settings.runs:
-            for each in bench.programs.benches:
-                let_go(each.candidates)
         return row.measured
 
     def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:

@@ -11,8 +11,8 @@ import jax
 from ._budget import BudgetLike, format_bytes, parse_budget
 from ._errors import BudgetError
 from ._fitting.cache import write_whole
-from ._fitting.candidate import let_go
 from ._fitting.compile import FlatStep, flat_step
+from ._fitting.freeing import let_go
 from ._fitting.progress import shown, stage
 from ._loops.loop_solve import LoopWorkbench
 from ._measure import MemoryUse, measure
@@ -196,7 +196,7 @@ def _explore(
     for i, size in enumerate(sizes, start=1):
         stage("budget %d of %d", i, len(sizes))
         for each in bench.programs.benches:
-            let_go(each.candidates)
+            let_go(each)
         if size is None:
             bench.floor(effort)
             continue

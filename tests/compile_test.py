@@ -1,5 +1,6 @@
 """Probes, which are compiled for their bytes alone."""
 
+import contextlib
 import gc
 
 import jax
@@ -8,9 +9,10 @@ import pytest
 from jax import lax
 
 import coop_jax
-from coop_jax._fitting.candidate import let_go
 from coop_jax._fitting.compile import FlatStep, flat_step
+from coop_jax._fitting.freeing import let_go
 from coop_jax._fitting.solve import Workbench
+from coop_jax._loops.loop_solve import LoopWorkbench
 from coop_jax._measure import memory_use
 from coop_jax._planning.planner import Effort
 
@@ -77,11 +79,25 @@ def test_programs_that_were_let_go_are_freed_and_can_be_finished():
     bench.finish(bench.candidates[-1])
     gc.collect()
     before = live_executables()
-    let_go(bench.candidates)
+    let_go(bench)
     gc.collect()
     assert live_executables() <= before - 2
     kept = bench.candidates[-1]
     assert bench.finish(kept).memory == kept.memory
+
+
+def test_programs_of_rewritten_scans_are_let_go_too():
+    bench = LoopWorkbench(step_of(scanned))
+    for share in (0.8, 0.6, 0.4):
+        with contextlib.suppress(coop_jax.BudgetError):
+            bench.fit(int(share * bench.unplanned.total), Effort())
+    gc.collect()
+    before, benches = live_executables(), bench.programs.benches
+    assert len(benches) > 1
+    for each in benches:
+        let_go(each)
+    gc.collect()
+    assert live_executables() <= before - len(benches)
 
 
 def live_executables() -> int:

@@ -220,6 +220,22 @@ def test_where_relief_ends_nothing_is_left_that_is_not_needed() -> None:
     assert ended > 4
 
 
+def test_relief_goes_on_from_what_is_needed_and_ends_no_higher() -> None:
+    lower = 0
+    for seed in range(24):
+        problem = layered(seed, 20)
+        order = planner.program_order(problem)
+        state = Retention(problem)
+        search = LocalSearch(state, state.peak() // 4, Effort())
+        reached = search.reach(order).peak
+        search.begin(search.pool)
+        state.restore(order)
+        search.relieve()
+        assert reached <= state.peak()
+        lower += reached < state.peak()
+    assert lower > 0
+
+
 def test_a_poor_plan_to_begin_with_does_not_make_a_poor_plan() -> None:
     ratios = []
     for seed in range(20):

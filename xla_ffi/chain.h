@@ -68,6 +68,7 @@ COOP_INLINE void ExecuteChain(const Row& row, const Step& step, int64_t n) {
   using T = Tile<bytes>;
   using V = typename T::Vector;
   constexpr int kWidth = T::kSize / rows, kColumns = T::kVectors / rows;
+  static_assert(kPairWidth % (T::kSize / 2) == 0);
   alignas(64) float part[T::kSize];
   if (n % kWidth != 0) std::memset(part, 0, sizeof(part));
   const Link* links = step.links.data();

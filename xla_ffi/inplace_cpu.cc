@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct Shares {
   explicit Shares(ffi::ThreadPool threads) : threads(threads) {}
 
   ffi::ThreadPool threads;  // of no use once all is done
+  std::thread::id caller = std::this_thread::get_id();
   Schedule schedule;
   std::vector<const void*> operands;
   void* result;
@@ -51,14 +53,14 @@ struct Shares {
   std::condition_variable is_done;
   int64_t done = 0;
 
-  // Calls `begin` when there is something to do, and does it.
+  // Takes chunks until there are none; calls `start` when it has the first.
   template <class F>
-  void Work(F begin_work) {
+  void Work(F start) {
     bool is_first = true;
     for (;;) {
       int64_t begin = next.fetch_add(chunk);
       if (begin >= pieces) return;
-      if (is_first) begin_work();
+      if (is_first) start();
       is_first = false;
       int64_t end = std::min(begin + chunk, pieces);
       Run(schedule, operands.data(), result, begin, end);
@@ -84,16 +86,19 @@ struct Shares {
   }
 };
 
-// Has threads of the pool work, each of which calls the next: one that is woken while
-// its waker goes on running is often put behind it, for milliseconds, though another
-// processor is idle.
+// Has threads of the pool work, of which each calls up to two more: one that is woken
+// while its waker goes on running is often put behind it, for milliseconds, though
+// another processor is idle. A thread calls others while part of the work is its own, so
+// the handler has not returned.
 void CallHelpers(std::shared_ptr<Shares> shares, int64_t count) {
-  if (count == 0) return;
+  if (count <= 0) return;
   shares->threads.Schedule([shares, count] {
-    is_of_pool = true;
+    // With a full queue it is the caller that runs this.
+    is_of_pool |= std::this_thread::get_id() != shares->caller;
     shares->Work([&] {
       ++shares->begun;
-      CallHelpers(shares, count - 1);
+      CallHelpers(shares, count / 2);
+      CallHelpers(shares, count - 1 - count / 2);
     });
   });
 }
@@ -117,10 +122,11 @@ ffi::Error InplaceImpl(ffi::ThreadPool threads,
   shares->pieces = Pieces(shares->schedule);
   if (shares->pieces == 0) return ffi::Error::Success();
   const int64_t piece = PieceSize(shares->schedule);
+  const int64_t pool = std::max<int64_t>(1, threads.num_threads());
   shares->chunk = std::max({int64_t{1}, kShare / piece,
-                            shares->pieces / (kTurns * threads.num_threads())});
+                            shares->pieces / (kTurns * pool)});
   int64_t chunks = (shares->pieces + shares->chunk - 1) / shares->chunk;
-  int64_t workers = std::min(threads.num_threads(), chunks);
+  int64_t workers = std::min(pool, chunks);
   // While one of the pool waits, there is one less to work.
   bool leaves_it = !is_of_pool && shares->pieces * piece >= kLarge && workers > 1;
   int64_t helpers = leaves_it ? workers : workers - 1;

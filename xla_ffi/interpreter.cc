@@ -44,8 +44,9 @@ class Interpreter {
       return Walks(begin * schedule_.block,
                    std::min(end * schedule_.block, program_.row_size));
     }
-    // Both go on from row to row, which memory is fetched ahead for; of neighbours each
-    // would leave out every other page.
+    // Two rows at once lie half of them apart: each half is read from row to row, as
+    // the machine fetches memory ahead. Of two neighbours each would leave out every
+    // other page.
     const int64_t pairs = schedule_.pairs_rows ? (end - begin) / 2 : 0;
     row_.distance = pairs * program_.row_size;
     RunRows(begin, begin + pairs);

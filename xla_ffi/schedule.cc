@@ -171,8 +171,10 @@ class Scheduler {
   bool PairsRows() const {
     bool is_even = program_.row_size % kPairWidth == 0;
     if (!is_even || program_.row_size > schedule_.block) return false;
-    if (schedule_.walks.size() != 1 || !schedule_.walks[0].uniform.empty()) return false;
-    const auto& steps = schedule_.walks[0].varying;
+    if (schedule_.walks.size() != 1) return false;
+    const Walk& walk = schedule_.walks[0];
+    if (!walk.uniform.empty()) return false;
+    const auto& steps = walk.varying;
     if (steps.size() != 2 || steps[1].links.empty()) return false;
     const Instruction& load = instructions_[steps[0].instruction];
     bool begins = load.opcode == Opcode::kLoad && steps[1].a == steps[0].target;

@@ -15,7 +15,7 @@ inline constexpr int kMaxRegisters = 64;
 // Of one register in a walk by blocks, and of all registers together.
 inline constexpr int64_t kBlockBytes = 4096;
 inline constexpr int64_t kRegisterBytes = kMaxRegisters * kBlockBytes;
-// Of one row where two are done at once, in floats: a tile of them on any machine.
+// A multiple of what is done at once of each of two rows, in floats, on any machine.
 inline constexpr int64_t kPairWidth = 64;
 
 // What links do to float32s; those that take an operand last.

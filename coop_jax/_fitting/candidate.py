@@ -1,6 +1,5 @@
 """Programs for a step, compiled and measured, and how far smaller ones were sought."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,6 @@ from .._measure import MemoryUse
 from .._planning.planner import Planned
 from .._planning.types import Schedule
 from .._program.profile import Profile
-from .emit import emit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,18 +34,6 @@ class Candidate:
     def surplus(self) -> int:
         """Bytes XLA used beyond the model's."""
         return self.memory.temp - self.predicted
-
-
-def let_go(candidates: list[Candidate]) -> None:
-    """Frees the executables; what was measured stays.
-
-    JAX keeps an executable as long as the function that it was made of. On CPU each
-    takes hundreds of memory mappings, and Linux allows a process 65,530: some fifty of
-    a large step, and LLVM fails.
-    """
-    for k, each in enumerate(candidates):
-        function = emit(each.profile, each.positions)
-        candidates[k] = dataclasses.replace(each, function=function, compiled=None)
 
 
 @dataclass(slots=True, eq=False)

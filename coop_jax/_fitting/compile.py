@@ -20,6 +20,7 @@ from .._program.hlo import (
     owned_buffers,
 )
 from .._program.pins import pinned
+from .._program.regions import evaluate
 from .._program.rules import NO_RULES, Rules
 from .._program.trace import Program, flatten
 from .._program.unmap import unmapped
@@ -61,6 +62,10 @@ class FlatStep:
             for i, infos in enumerate(leaves)
             if infos and all(x.donated for x in infos)
         )
+
+    def as_written(self) -> Callable[..., list[Any]]:
+        """A new function of the flat arguments that computes what the step does."""
+        return lambda *values: evaluate(self.program, values)
 
     def jit(self, function: Callable[..., list[Any]]) -> Any:
         """`function` of the flat arguments under jit, donating as the step does."""

@@ -31,7 +31,6 @@ from .._planning.types import Problem, Schedule
 from .._program.cost import program_flops
 from .._program.origin import origin_of
 from .._program.profile import Profile, named_buffers, profile
-from .._program.regions import evaluate
 from .._program.shards import communicates
 from .._program.timing import with_measured_costs
 from .advice import advise
@@ -72,9 +71,9 @@ class Workbench:
         self.compile_seconds = 0.0
         self.compiles = 0
         stage("compiling %s (%s equations)", what, len(step.program.equations))
-        self._baseline_function = lambda *values: evaluate(step.program, values)
+        function = step.as_written()
         compiled, self.buffers = self._in_xla(
-            lambda: step.compile_with_buffers(self._baseline_function)
+            lambda: step.compile_with_buffers(function)
         )
         self.baseline_seconds = self.compile_seconds
         self.unplanned = memory_use(compiled)
@@ -83,7 +82,7 @@ class Workbench:
         self.plan_seconds += time.perf_counter() - start
         order = self.problem.program_order
         self.baseline = Candidate(
-            self._baseline_function,
+            function,
             None if step.has_probes else compiled,
             self.unplanned,
             order,

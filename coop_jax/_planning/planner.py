@@ -166,7 +166,7 @@ def _ways(problem: Problem, pool: int) -> Iterator[Way]:
 
 
 def _ways_down(problem: Problem) -> Iterator[Way]:
-    """From the program's order: online Coop never gets through so far down."""
+    """From the program's order: online Coop does not get through so far down."""
     yield Way(program_order(problem))
     yield from _noisy_ways(problem, _NOISY_WAYS_DOWN)
 

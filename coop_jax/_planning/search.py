@@ -141,15 +141,17 @@ class Search:
 
     def _relieve_on(self, noise: float) -> bool:
         """Relieves; where that ends, takes back what is not needed and goes on."""
-        least = np.inf
+        least, kept = np.inf, self.state.snapshot()
         while not self.relieve(noise):
             peak, room = self.state.peak(), self.room
+            if peak >= least:
+                self.state.restore(kept)
+            if peak >= least or self.moves_left <= 0:
+                return False
             self.room = peak
             self.trim()
             self.room = room
-            if peak >= least or self.moves_left <= 0:
-                return False
-            least = peak
+            least, kept = peak, self.state.snapshot()
         return True
 
     def relieve(self, noise: float = 0.0) -> bool:

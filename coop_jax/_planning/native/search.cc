@@ -140,13 +140,16 @@ Planned Search::Result() {
 
 bool Search::RelieveOn(double noise) {
   int64_t least = std::numeric_limits<int64_t>::max();
+  Positions kept;
   while (!Relieve(noise)) {
     const int64_t peak = state_.Peak(), room = room_;
+    if (peak >= least) state_.Restore(kept);
+    if (peak >= least || moves_left_ <= 0) return false;
     room_ = peak;
     Trim();
     room_ = room;
-    if (peak >= least || moves_left_ <= 0) return false;
     least = peak;
+    kept = state_.runs();
   }
   return true;
 }
