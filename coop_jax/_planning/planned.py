@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from .types import Problem, Schedule
 
+LONG = 20_000
+"""Ops of a program in which searches leave out what takes long and seldom matters."""
+
 _LEAST_MOVES = 4000
 _MOVES_PER_OP = 8
 

@@ -27,6 +27,7 @@ from .crew import AnySearch, Crew, Start, Way
 from .cuts import cut_plans
 from .eviction import LOOKAHEAD
 from .online import run_online
+from .planned import LONG
 from .planned import Effort as Effort
 from .planned import Planned as Planned
 from .planned import Positions as Positions
@@ -47,7 +48,6 @@ _ENOUGH_WAYS = 6
 _HOPELESS = (4, 1.1)
 _HOPELESS_DOWN = (3, 1.04)
 _FAR_BEHIND = 1.1
-_LONG = 20_000
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 
@@ -148,11 +148,11 @@ def _sent(
 
 
 def _enough_ways(problem: Problem) -> int:
-    return min(_ENOUGH_WAYS, max(1, _LONG // max(len(problem.ops), 1)))
+    return min(_ENOUGH_WAYS, max(1, LONG // max(len(problem.ops), 1)))
 
 
 def _is_long(problem: Problem) -> bool:
-    return len(problem.ops) > _LONG
+    return len(problem.ops) > LONG
 
 
 def _little(effort: Effort) -> Effort:

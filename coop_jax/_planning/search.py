@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .buffer_assignment import assign, schedule_buffers
-from .planned import Effort, Planned, Positions, most_moves
+from .planned import LONG, Effort, Planned, Positions, most_moves
 from .relief import Relief, least_counted
 from .retention import Edit, Gap, Retention, Step
 from .splitmix import SplitMix
@@ -142,15 +142,18 @@ class Search:
     def _relieve_on(self, noise: float) -> bool:
         """Relieves; where that ends, takes back what is not needed and goes on."""
         least, kept = np.inf, self.state.snapshot()
+        is_long = len(self.problem.ops) > LONG  # to trim takes as long as the moves
         while not self.relieve(noise):
             peak, room = self.state.peak(), self.room
             if peak >= least:
                 self.state.restore(kept)
-            if peak >= least or self.moves_left <= 0:
+            if peak >= least or (self.moves_left <= 0 and is_long):
                 return False
             self.room = peak
             self.trim()
             self.room = room
+            if self.moves_left <= 0:
+                return False
             least, kept = peak, self.state.snapshot()
         return True
 

@@ -14,6 +14,7 @@ constexpr int64_t kNegligible = 128;
 constexpr size_t kMaxChain = 64;
 constexpr int kProbes = 12;
 constexpr double kNearBest = 0.7;
+constexpr size_t kLong = 20'000;
 constexpr int kMostPackings = 6;
 constexpr int64_t kTriesPerGap = 4;
 constexpr double kUntriedShare = 0.5;
@@ -141,13 +142,15 @@ Planned Search::Result() {
 bool Search::RelieveOn(double noise) {
   int64_t least = std::numeric_limits<int64_t>::max();
   Positions kept;
+  const bool is_long = problem_.ops.size() > kLong;
   while (!Relieve(noise)) {
     const int64_t peak = state_.Peak(), room = room_;
     if (peak >= least) state_.Restore(kept);
-    if (peak >= least || moves_left_ <= 0) return false;
+    if (peak >= least || (moves_left_ <= 0 && is_long)) return false;
     room_ = peak;
     Trim();
     room_ = room;
+    if (moves_left_ <= 0) return false;
     least = peak;
     kept = state_.runs();
   }
