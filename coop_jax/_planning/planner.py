@@ -233,7 +233,7 @@ def smallest(
     effort = effort or Effort()
     with Crew(problem, problem.fixed, effort, is_packed) as crew:
         search = crew.lead
-        best = known or _descend(search, _least(problem))
+        best = known or _reach_in_vain(crew, effort)
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
         best, is_near = _go_further(crew, best, effort)
         # What is left of a long way down is seldom the cheapest way to be there.
@@ -242,6 +242,16 @@ def smallest(
         best = _best(chain([best], _followed(crew, best.size, ways, effort, enough)))
         search.begin(best.size)
         return search.refine(best, effort)
+
+
+def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
+    """The smallest of fresh starts for a pool out of reach, and of a way down."""
+    search = crew.lead
+    pool = _least(search.problem)
+    ways = _ways_down(search.problem)
+    found = _best(_followed(crew, pool, ways, effort, 1))
+    search.begin(pool)
+    return _best((found, _descend(search, pool)))
 
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
