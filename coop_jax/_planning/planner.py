@@ -246,12 +246,12 @@ def smallest(
 
 def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
     """The smallest of fresh starts for a pool out of reach, and of a way down."""
-    search = crew.lead
-    pool = _least(search.problem)
-    ways = _ways_down(search.problem)
-    found = _best(_followed(crew, pool, ways, effort, 1))
+    search, problem = crew.lead, crew.lead.problem
+    pool = _least(problem)
+    ways = [] if _is_long(problem) else _ways_down(problem)
+    found = list(_followed(crew, pool, ways, effort, 1))
     search.begin(pool)
-    return _best((found, _descend(search, pool)))
+    return _best((*found, _descend(search, pool)))
 
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
