@@ -139,7 +139,7 @@ class Sweep:
             self.args = h200.on_device(self.args)
             self.options = {"compiler_options": h200.COMPILER_OPTIONS}
         self.entries: list[Entry] = []
-        self._handed_out: set[Any] = {()}  # where the ops of such a plan run
+        self._finished: list[MemoryUse] = []  # the very objects
         self.step = self._flatten(self._trace(model))
         self._flops, self._moved = 1.0, 1
         self._counted = program_flops(self.step.program)
@@ -202,8 +202,8 @@ class Sweep:
         Another planner than `coop` comes with a name and a `bench` of its own.
         """
         bench = bench or self.bench
-        for each in () if self.settings.runs else bench.programs.benches:
-            let_go(each)
+        if not self.settings.runs:
+            let_go(bench.programs.benches)
         spent = _Spent(bench)
         if self.settings.is_cold:
             bench = LoopWorkbench(self.step)
@@ -213,8 +213,10 @@ class Sweep:
                 candidate = bench.near_floor(self.effort)
             else:
                 candidate = bench.fit(budget, self.effort)
+            was_finished = any(candidate.memory is one for one in self._finished)
             before = spent.until(bench)
             candidate = bench.finish(candidate)
+            self._finished.append(candidate.memory)
         except coop_jax.BudgetError as error:
             row = Row(
                 self.model.name, program, label, budget, floor=error.floor,
@@ -223,9 +225,7 @@ class Sweep:
             self._add(row, None)
             return None
         # A program that was let go does not count as compiled for this row.
-        is_known = candidate.positions in self._handed_out
-        self._handed_out.add(candidate.positions)
-        columns = before if is_known else spent.until(bench)
+        columns = before if was_finished else spent.until(bench)
         plan = bench.describe(candidate, budget)
         row = self._row(
             program, label, candidate.compiled, requested=budget,

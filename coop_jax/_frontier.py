@@ -195,8 +195,7 @@ def _explore(
     missed = []
     for i, size in enumerate(sizes, start=1):
         stage("budget %d of %d", i, len(sizes))
-        for each in bench.programs.benches:
-            let_go(each)
+        let_go(bench.programs.benches)
         if size is None:
             bench.floor(effort)
             continue

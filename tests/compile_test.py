@@ -79,7 +79,7 @@ def test_programs_that_were_let_go_are_freed_and_can_be_finished():
     bench.finish(bench.candidates[-1])
     gc.collect()
     before = live_executables()
-    let_go(bench)
+    let_go([bench])
     gc.collect()
     assert live_executables() <= before - 2
     kept = bench.candidates[-1]
@@ -94,8 +94,7 @@ def test_programs_of_rewritten_scans_are_let_go_too():
     gc.collect()
     before, benches = live_executables(), bench.programs.benches
     assert len(benches) > 1
-    for each in benches:
-        let_go(each)
+    let_go(benches)
     gc.collect()
     assert live_executables() <= before - len(benches)
 
