@@ -102,13 +102,21 @@ class Crew(AbstractContextManager):
             for _, sent in under_way:
                 sent.cancel()
 
+    def meanwhile(self, work: Callable[[AnySearch], Planned]) -> Future[Planned]:
+        """Has another search do something else beside what is followed."""
+        return self._threads.submit(self._lent, work)
+
     def _send(self, way: Way, pool: int, polish: Effort) -> Planned | None:
+        return self._lent(lambda search: _follow(search, way, pool, polish))
+
+    def _lent[T](self, work: Callable[[AnySearch], T]) -> T:
         try:
             search = self._resting.get_nowait()
         except Empty:
+            pool = self.lead.pool
             search = open_search(self._problem, pool, self._effort, self._is_packed)
             search.deadline = self.lead.deadline
-        found = _follow(search, way, pool, polish)
+        found = work(search)
         self._resting.put(search)
         return found
 

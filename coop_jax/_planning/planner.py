@@ -246,12 +246,17 @@ def smallest(
 
 def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
     """The smallest of fresh starts for a pool out of reach, and of a way down."""
-    search, problem = crew.lead, crew.lead.problem
+    problem = crew.lead.problem
     pool = _least(problem)
+
+    def descend(search: AnySearch) -> Planned:
+        search.begin(pool)
+        return _descend(search, pool)
+
+    under_way = crew.meanwhile(descend)
     ways = [] if _is_long(problem) else _ways_down(problem)
     found = list(_followed(crew, pool, ways, effort, 1))
-    search.begin(pool)
-    return _best((*found, _descend(search, pool)))
+    return _best((*found, under_way.result()))
 
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:

@@ -192,6 +192,16 @@ void Retention::Undo(std::vector<Edit>* log) {
   log->clear();
 }
 
+void Retention::UndoAll(std::vector<Edit>* log) {
+  const bool was_flushed = dirty_.empty() && !log->empty();
+  Undo(log);
+  if (!was_flushed) return;
+  for (int32_t position : dirty_) is_dirty_[position] = false;
+  dirty_.clear();
+  for (const auto& [position, bytes] : flushed_) local_[position] = bytes;
+  SumUp();
+}
+
 void Retention::Redo(const std::vector<Edit>& log) {
   for (const Edit& edit : log) Apply(edit);
 }
@@ -215,11 +225,17 @@ void Retention::Restore(const Positions& wanted) {
 
 void Retention::Flush() {
   if (dirty_.empty()) return;
+  flushed_.clear();
   for (int32_t position : dirty_) {
+    flushed_.push_back({position, local_[position]});
     local_[position] = GroupPeak(position);
     is_dirty_[position] = false;
   }
   dirty_.clear();
+  SumUp();
+}
+
+void Retention::SumUp() {
   int64_t change = 0;
   for (int32_t k = first_changed_; k < last_changed_; ++k) {
     const int64_t bytes = through_[k] + local_[k];
@@ -379,21 +395,21 @@ int64_t Retention::GroupPeak(int32_t position) {
 }
 
 // Bytes that outputs of this step take over from inputs that die here.
-int64_t Retention::HandedOver(OpId op, int64_t key) const {
+int64_t Retention::HandedOver(OpId op, int64_t key) {
   const auto& pairs = problem_.ops[op].in_place;
   int64_t shared = 0;
-  std::vector<ValueId> taken;
+  taken_.clear();
   for (const auto& [source, target] : pairs) {
     const auto is_taken = [&](ValueId v) {
-      return std::find(taken.begin(), taken.end(), v) != taken.end();
+      return std::find(taken_.begin(), taken_.end(), v) != taken_.end();
     };
     if (is_taken(source) || is_taken(target)) continue;
     const auto& segments = segments_[source];
     if (std::any_of(segments.begin(), segments.end(),
                     [key](const Segment& one) { return one.second == key; })) {
       shared += problem_.sizes[target];
-      taken.push_back(source);
-      taken.push_back(target);
+      taken_.push_back(source);
+      taken_.push_back(target);
     }
   }
   return shared;

@@ -6,6 +6,7 @@
 #define COOP_JAX_PLANNING_NATIVE_RETENTION_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "problem.h"
@@ -59,6 +60,9 @@ class Retention {
   void Remove(OpId op, int32_t position, std::vector<Edit>* log);
   void Sweep(std::vector<OpId> ops, std::vector<Edit>* log);
   void Undo(std::vector<Edit>* log);
+  // `Undo`, of all edits since nothing was dirty: what was summed up before them holds
+  // again and is not summed up anew.
+  void UndoAll(std::vector<Edit>* log);
   void Redo(const std::vector<Edit>& log);
   void Restore(const Positions& wanted);
 
@@ -69,6 +73,7 @@ class Retention {
     return static_cast<int64_t>(position) * length_ + op;
   }
   void Flush();
+  void SumUp();
   void MarkDirty(int32_t position);
   void RunAtHome(OpId op, std::vector<Edit>* log);
   void Delete(OpId op, int32_t position, std::vector<Edit>* log);
@@ -78,7 +83,7 @@ class Retention {
   void FindSegments(ValueId value, std::vector<Segment>* found) const;
   void Book(const Segment& segment, int64_t size);
   int64_t GroupPeak(int32_t position);
-  int64_t HandedOver(OpId op, int64_t key) const;
+  int64_t HandedOver(OpId op, int64_t key);
 
   const Problem& problem_;
   const int32_t length_;
@@ -95,12 +100,15 @@ class Retention {
   // Positions [first, last) whose bytes may have changed since they were summed up.
   int32_t first_changed_;
   int32_t last_changed_;
+  // Positions of the last flush, and what was in `local_` before.
+  std::vector<std::pair<int32_t, int64_t>> flushed_;
   // What is over the budget last asked for.
   int64_t budget_ = 0;
   int64_t overload_ = 0;
   // Kept between calls for their memory.
   std::vector<Segment> new_segments_;
   std::vector<int64_t> born_, dying_;
+  std::vector<ValueId> taken_;
   std::vector<int32_t> seen_;
   int32_t stamp_ = 0;
 };
