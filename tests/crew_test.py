@@ -100,6 +100,20 @@ def test_they_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(list(several.follow(three, 10**9, EFFORT, waits=False))) == 3
 
 
+def test_something_else_is_done_beside_what_is_followed() -> None:
+    problem, followed = random_problem(0, 30), threading.Event()
+    with Crew(problem, 10**9, EFFORT, False) as several:
+
+        def waits(search: crew.AnySearch) -> Planned:
+            assert followed.wait(timeout=60)
+            return search.at(program_order(problem))
+
+        under_way = several.meanwhile(waits)
+        next(several.follow(ways(problem), 10**9, EFFORT))
+        followed.set()
+        assert under_way.result() == several.lead.at(program_order(problem))
+
+
 @pytest.mark.usefixtures("processors")
 def test_a_start_may_be_found_on_the_way_or_not_at_all() -> None:
     problem = random_problem(0, 80)
