@@ -186,15 +186,11 @@ void Retention::Sweep(std::vector<OpId> todo, std::vector<Edit>* log) {
 }
 
 void Retention::Undo(std::vector<Edit>* log) {
+  const bool was_flushed = dirty_.empty() && !log->empty();
   for (auto edit = log->rbegin(); edit != log->rend(); ++edit) {
     Apply({edit->op, edit->position, !edit->is_added});
   }
   log->clear();
-}
-
-void Retention::UndoAll(std::vector<Edit>* log) {
-  const bool was_flushed = dirty_.empty() && !log->empty();
-  Undo(log);
   if (!was_flushed) return;
   for (int32_t position : dirty_) is_dirty_[position] = false;
   dirty_.clear();

@@ -59,10 +59,9 @@ class Retention {
   void Insert(OpId op, int32_t position, std::vector<Edit>* log);
   void Remove(OpId op, int32_t position, std::vector<Edit>* log);
   void Sweep(std::vector<OpId> ops, std::vector<Edit>* log);
+  // Takes back a log that was begun with everything summed up, by `Overload` or `Peak`,
+  // and not in between: what was summed up before it holds again, and is not made anew.
   void Undo(std::vector<Edit>* log);
-  // `Undo`, of all edits since nothing was dirty: what was summed up before them holds
-  // again and is not summed up anew.
-  void UndoAll(std::vector<Edit>* log);
   void Redo(const std::vector<Edit>& log);
   void Restore(const Positions& wanted);
 

@@ -345,7 +345,7 @@ Search::Variant Search::Try(const std::vector<Step>& steps, int64_t excess) {
   const int64_t gain = excess - state_.Overload(room_);
   const double cost = std::max(state_.cost() - before, tiny_cost_);
   Variant found{static_cast<double>(gain) / cost, log};
-  state_.UndoAll(&log);
+  state_.Undo(&log);
   return found;
 }
 
@@ -371,7 +371,7 @@ bool Search::TakeBack(const Step& step) {
   std::vector<Edit> log;
   state_.Remove(step.op, step.position, &log);
   if (state_.cost() < before && state_.Overload(room_) == 0) return true;
-  state_.UndoAll(&log);
+  state_.Undo(&log);
   return false;
 }
 
