@@ -17,6 +17,7 @@ traffic of the kernels (`benchmarks.traffic`) only.
 
 import argparse
 import dataclasses
+import functools
 import statistics
 import sys
 import time
@@ -43,10 +44,12 @@ from .frontier_rows import (
     PLAIN,
     THIRD_TEMP,
     Row,
+    is_swept,
     relative,
     sweep_label,
 )
 from .models import MODELS, POLICIES, SCANNED, TrainingStep, build
+from .paired_compiles import paired_compiles
 from .paired_times import copies, paired_times
 from .traffic import traffic
 
@@ -61,6 +64,7 @@ class Settings:
       backend: "cpu" or "h200".
       shares: budgets as shares of the bytes of the step as it is.
       repeats: rounds of timing; 0 for none.
+      compile_repeats: rounds of compiling each plan beside the step as written.
       has_error: whether to compare with the float64 step.
       is_cold: a fresh workbench for every budget.
       sweep: budgets in a sweep from the bytes of the step as it is to the smallest.
@@ -71,6 +75,7 @@ class Settings:
     backend: str = "cpu"
     shares: tuple[float, ...] = _SHARES
     repeats: int = 9
+    compile_repeats: int = 1
     has_error: bool = True
     is_cold: bool = False
     sweep: int = 0
@@ -84,10 +89,16 @@ class Settings:
 
 @dataclass(eq=False)
 class Entry:
-    """A row and the program behind it; `run` takes the step's own arguments."""
+    """A row and the program behind it.
+
+    Attributes:
+      run: takes the step's own arguments.
+      compile_again: compiles a plan from its equations.
+    """
 
     row: Row
     run: Callable | None = field(default=None, repr=False)
+    compile_again: Callable[[], Any] | None = field(default=None, repr=False)
 
 
 def measure(name: str, settings: Settings) -> list[Row]:
@@ -233,6 +244,10 @@ class Sweep:
             counted_flops=plan.flops, estimated_time=plan.time, **columns,
         )  # fmt: skip
         self._add(row, self._unflattened(candidate.compiled))
+        if not was_finished and not is_swept(row):
+            rewritten = bench.programs.bench_of(candidate).step
+            anew = functools.partial(_compile_anew, rewritten, candidate.function)
+            self.entries[-1].compile_again = anew
         return row.measured
 
     def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:
@@ -266,15 +281,23 @@ class Sweep:
         return lambda *args: jax.tree.unflatten(tree, compiled(*jax.tree.leaves(args)))
 
     def compile_again(self) -> None:
-        """Of the step as written counts the median of three compiles, one of them now.
+        """Compiles every plan beside the step as written.
 
-        A machine's speed changes while the plans are compiled.
+        The latter counts by the median of all its compiles.
         """
-        _, again = _compiled(self.step.traced)
+        _progress(f"{self.model.name}: compiling again")
+        again = [entry for entry in self.entries if entry.compile_again is not None]
+        compiles = paired_compiles(
+            lambda: _compile_anew(self.step, self.step.as_written()),
+            [entry.compile_again for entry in again if entry.compile_again],
+            self.settings.compile_repeats,
+        )
+        for entry, ratio in zip(again, compiles.ratios, strict=False):
+            entry.row = dataclasses.replace(entry.row, compile_ratio=ratio)
         plain, flat = self.entries[:2]
-        seconds = (plain.row.compile_seconds, flat.row.compile_seconds, again)
+        before = (plain.row.compile_seconds, flat.row.compile_seconds)
         flat.row = dataclasses.replace(
-            flat.row, compile_seconds=statistics.median(seconds)
+            flat.row, compile_seconds=statistics.median((*before, *compiles.base))
         )
 
     # Running
@@ -327,6 +350,11 @@ def _add_errors(entries: Sequence[Entry], outputs: Any, reference: Any) -> None:
         )
 
 
+def _compile_anew(step: FlatStep, function: Callable) -> None:
+    """Compiles `function` as if it had not been before, and keeps nothing."""
+    step.compile(lambda *values: function(*values))
+
+
 def _compiled(traced: Any) -> tuple[Any, float]:
     start = time.perf_counter()
     compiled = traced.lower().compile()
@@ -363,6 +391,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--json", metavar="FILE", help="write the rows here as well")
     option("--shares", type=_shares, default=_SHARES, metavar="0.8,0.6,...")
     option("--repeats", type=int, default=9, help="rounds of timing")
+    option("--compile-repeats", type=int, default=1, help="rounds of compiling again")
     option("--no-time", action="store_true", help="do not time the steps")
     option("--no-error", action="store_true", help="do not compare with float64")
     option("--read", metavar="FILE", nargs="+", help="judge these rows, run nothing")
@@ -380,8 +409,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     settings = Settings(
         chosen.size, chosen.backend, chosen.shares,
-        0 if chosen.no_time else chosen.repeats, not chosen.no_error, chosen.cold,
-        chosen.sweep,
+        0 if chosen.no_time else chosen.repeats, chosen.compile_repeats,
+        not chosen.no_error, chosen.cold, chosen.sweep,
     )  # fmt: skip
     rows: list[Row] = []
     for name in chosen.model:

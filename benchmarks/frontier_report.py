@@ -6,7 +6,7 @@ from .frontier_rows import PLAIN, Row, find
 
 _HEADINGS = (
     "program", "budget", "requested MB", "measured MB", "temp MB", "flops", "traffic",
-    "time", "plan s", "compile s", "compiles", "predicted", "error",
+    "time", "plan s", "compile s", "compiles", "compile", "predicted", "error",
 )  # fmt: skip
 _NOTHING = "-"
 
@@ -61,6 +61,7 @@ def _cells(row: Row, plain: Row) -> tuple[str, ...]:
         _number(row.plan_seconds, ".1f"),
         _number(row.compile_seconds, ".1f"),
         str(row.compiles),
+        _number(row.compile_ratio, ".2f"),
         _number(row.misprediction, "+.1%"),
         _number(row.error, ".2f"),
     )

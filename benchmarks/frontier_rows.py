@@ -44,6 +44,8 @@ class Row:
       plan_seconds: spent planning for this row alone.
       compile_seconds: spent compiling for this row alone.
       compiles: programs compiled for this row.
+      compile_ratio: seconds of compiling this program alone, over those of the step as
+        written (`FLAT`) compiled right before and after it.
       is_cold: whether these three include profile and compile of the step as written.
       error: largest error against the float64 step, over the same of `PLAIN`.
       note: what went wrong.
@@ -65,6 +67,7 @@ class Row:
     plan_seconds: float = 0.0
     compile_seconds: float = 0.0
     compiles: int = 0
+    compile_ratio: float | None = None
     is_cold: bool = False
     error: float | None = None
     note: str = ""

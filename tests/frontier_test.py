@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import frontier, frontier_bars, frontier_report, frontier_rows, h200
+from benchmarks import (
+    frontier,
+    frontier_bars,
+    frontier_report,
+    frontier_rows,
+    h200,
+    paired_compiles,
+)
 from benchmarks.frontier_rows import (
     CHECKPOINT,
     COOP,
@@ -18,6 +25,7 @@ from benchmarks.frontier_rows import (
     THIRD_TEMP,
     Row,
     find,
+    is_swept,
     sweep_label,
 )
 from benchmarks.models import POLICIES, TrainingStep
@@ -113,14 +121,45 @@ def test_programs_measure_what_was_asked_and_compute_the_same(rows):
     assert row_of(rows, FLAT).compiles == 1
 
 
-def test_the_step_as_written_counts_by_the_median_of_three_compiles(monkeypatch):
+def test_the_step_as_written_counts_by_the_median_of_its_compiles(monkeypatch):
     sweep = frontier.Sweep(build("tiny"), SETTINGS)
     plain, flat = sweep.entries
     for entry, seconds in ((plain, 4.0), (flat, 1.0)):
         entry.row = dataclasses.replace(entry.row, compile_seconds=seconds)
-    monkeypatch.setattr(frontier, "_compiled", lambda traced: (None, 2.0))
+    compiles = paired_compiles.Compiles((2.0,), ())
+    monkeypatch.setattr(frontier, "paired_compiles", lambda *_: compiles)
     sweep.compile_again()
     assert (plain.row.compile_seconds, flat.row.compile_seconds) == (4.0, 2.0)
+
+
+def test_a_program_compiles_between_two_of_the_one_it_is_compared_with(monkeypatch):
+    clock, order = [0.0], []
+
+    def taking(name: str, *seconds: float):
+        left = iter(seconds)
+
+        def compile_it() -> None:
+            order.append(name)
+            clock[0] += next(left)
+
+        return compile_it
+
+    monkeypatch.setattr(paired_compiles.time, "perf_counter", lambda: clock[0])
+    found = paired_compiles.paired_compiles(
+        taking("base", 1, 3, 5, 1, 1), [taking("a", 4, 3), taking("b", 4, 1)], 2
+    )
+    assert order == ["base", "a", "base", "b", "base", "a", "base", "b", "base"]
+    assert found.base == (1, 3, 5, 1, 1)
+    assert found.ratios == ((4 / 2 + 3 / 3) / 2, (4 / 4 + 1 / 1) / 2)
+
+
+def test_every_plan_is_compiled_beside_the_step_as_written_once(rows):
+    """Neither points of a sweep nor what an earlier row compiled come again."""
+    counted = [row for row in rows if row.compile_ratio is not None]
+    assert counted and all(row.compile_ratio for row in counted)
+    assert {row.program for row in counted} == {COOP}
+    assert not any(is_swept(row) for row in counted)
+    assert len({row.measured for row in counted}) == len(counted)
 
 
 def test_a_budget_below_the_floor_is_a_row(rows):
@@ -211,8 +250,9 @@ def swept(*costs: float) -> list[Row]:
         (budgeted("min", 1.0, temp=9), "MISS  floor / temp of nothing_saveable"),
         (budgeted("p", 1.0, plan_seconds=7.0), "MISS  planning a round"),
         (budgeted("p", 1.0, plan_seconds=2.0), "pass  planning a round"),
-        (budgeted("p", 1.0, compile_seconds=31.0), "MISS  compile of a plan"),
-        (budgeted("p", 1.0, compile_seconds=29.0), "pass  compile of a plan"),
+        (budgeted("p", 1.0, compile_ratio=1.6), "MISS  compile of a plan"),
+        (budgeted("p", 1.0, compile_ratio=1.4), "pass  compile of a plan"),
+        (budgeted("p", 1.0), "n/a   compile of a plan"),
         (budgeted("p", 1.0, is_cold=True), "pass  compiles in all"),
         (budgeted("p", 1.0, is_cold=True, compiles=7), "MISS  compiles in all"),
         (budgeted("p", 1.0), "n/a   compiles in all"),
