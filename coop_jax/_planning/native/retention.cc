@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "stretch.h"
+
 namespace coop_jax {
 namespace {
 
@@ -232,14 +234,10 @@ void Retention::Flush() {
 }
 
 void Retention::SumUp() {
-  int64_t change = 0;
-  for (int32_t k = first_changed_; k < last_changed_; ++k) {
-    const int64_t bytes = through_[k] + local_[k];
-    change += std::max<int64_t>(bytes - budget_, 0);
-    change -= std::max<int64_t>(bytes_at_[k] - budget_, 0);
-    bytes_at_[k] = bytes;
+  const int32_t count = last_changed_ - first_changed_, at = first_changed_;
+  if (count > 0) {
+    overload_ += PutSums(&through_[at], &local_[at], &bytes_at_[at], count, budget_);
   }
-  overload_ += change;
   first_changed_ = length_;
   last_changed_ = 0;
 }
@@ -345,7 +343,7 @@ void Retention::FindSegments(ValueId value, std::vector<Segment>* found) const {
 void Retention::Book(const Segment& segment, int64_t size) {
   const int32_t first = static_cast<int32_t>(segment.first / length_);
   const int32_t last = static_cast<int32_t>(segment.second / length_);
-  for (int32_t k = first + 1; k < last; ++k) through_[k] += size;
+  if (last > first + 1) AddToAll(&through_[first + 1], last - first - 1, size);
   MarkDirty(first);
   MarkDirty(std::min(last, length_ - 1));
 }
