@@ -156,5 +156,31 @@ def test_no_array_of_zeros_stands_for_a_maximum_taken_into_a_pool() -> None:
     assert all(b.size < 4 * 64 * 64 * 16 for b in made_up)
 
 
+@pytest.mark.parametrize(("platform", "passing"), [("cpu", 1), ("gpu", 0)])
+def test_a_literal_that_xla_gpu_fuses_stays_a_constant(platform, passing) -> None:
+    """The mask's -1, which XLA:CPU would make an array of."""
+
+    def step(x, w):
+        y = jnp.tanh(x @ w)
+        masked = jnp.where(y > 0, y, jnp.full_like(y, -1.0))
+        return masked @ w
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    flat = flat_step(jax.jit(step).trace(x, x), [x, x])
+    program = flat.program
+    _, buffers = flat.compile_with_buffers(
+        lambda *values: program.evaluate(values, scope)
+    )
+    found = profile(program, buffers, 0, platform)
+    names = [op.name for op in found.problem.ops]
+    positions: list[tuple[int, ...]] = [(k,) for k in range(len(names))]
+    positions[0] += (len(names) - 1,)  # the product, once more for the last
+    equations = jax.make_jaxpr(emit(found, positions))(x, x).eqns
+    barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
+    assert barriers
+    scalars = [v for e in barriers for v in e.invars if v.aval.shape == ()]
+    assert len(scalars) == passing
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

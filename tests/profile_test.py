@@ -75,6 +75,27 @@ def test_what_xla_fuses_costs_a_share_of_a_kernel_of_its_own() -> None:
     assert [b / a for a, b in zip(*costs, strict=True)] == [1.0, 0.25, 1.0]
 
 
+def owned_by(program, k: int) -> OwnedBuffer:
+    size = program.avals[program.equations[k].outputs[0]].size * 4
+    return OwnedBuffer(scope(k), "fusion", size, 0, 0, True)
+
+
+def test_a_reduction_that_xla_gpu_wrote_nowhere_is_computed_in_its_readers() -> None:
+    """As in the one kernel that it makes of a softmax; what it wrote is an op."""
+    _, step, _ = profiled(lambda x, w: jax.nn.softmax(x @ w) @ w, SQUARE, SQUARE)
+    program = step.program
+    at = {e.primitive.name: k for k, e in enumerate(program.equations)}
+    written = [owned_by(program, k) for k in (at["reduce_sum"], at["div"])]
+    found = profile(program, written, 0, "gpu")
+    products = ["dot_general", "dot_general"]
+    assert sorted(ops(found)) == ["div", *products, "reduce_sum"]
+    assert "reduce_max" in inlined(found, "reduce_sum")
+    assert "reduce_max" in inlined(found, "div")
+    assert "reduce_sum" not in inlined(found, "div")
+    on_cpu = profile(program, written, 0, "cpu")
+    assert sorted(ops(on_cpu)) == ["div", *products, "reduce_max", "reduce_sum"]
+
+
 def test_nothing_overwrites_what_xla_wrote_in_another_shape() -> None:
     images, by_one = float32(2, 8, 8, 16), float32(1, 1, 16, 16)
 

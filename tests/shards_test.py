@@ -84,7 +84,7 @@ def test_a_constraint_is_a_unit_only_where_devices_communicate(
 ) -> None:
     program = program_of(lambda x: constrained(x, "d") * 2, X)
     program = localized(program, {})
-    roots = choose_roots(Graph(program), {0: buffers})
+    roots = choose_roots(Graph(program), {0: buffers}, "cpu")
     assert communicates(buffers) == is_unit
     assert (0 in roots) == is_unit
 

@@ -13,8 +13,9 @@ arrays: else XLA copies them once for the transpose and once more behind the bar
 Parts that touch only small values are left untied, but for updates of donated
 arguments: XLA would make them as soon as it can, and copy the argument at the start for
 whatever reads it later. Literals that a part spreads over an array pass the barrier
-too: XLA would otherwise make that array once, at the very start, and keep it to the
-end. The barriers vanish before buffer assignment and cost nothing at run time.
+too, but for those that XLA:GPU fuses: XLA would otherwise make that array once, at the
+very start, and keep it to the end. The barriers vanish before buffer assignment and
+cost nothing at run time.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -30,9 +31,10 @@ from .._native.inplace import call
 from .._native.program_words import InplaceProgram
 from .._planning.types import OpId
 from .._program.cost import nbytes
+from .._program.fusing import fusible
 from .._program.profile import Profile
 from .._program.trace import Atom, Literal, Variable, read
-from .._program.units import FUSIBLE, Unit
+from .._program.units import Unit
 from .parts import Positions, joined, overwriting, parts
 
 type Place = tuple[int, int]
@@ -164,16 +166,12 @@ class _Emission:
         Returns:
           The literals that now come from behind the barrier.
         """
-        units = self.profile.units
         calls_library = part[-1] in self.alone
         places = dict.fromkeys(
             place
             for op in part
             if op not in self.profile.calls
-            for place in (
-                *units[op].literals,
-                *(units[op].scalars if calls_library else ()),
-            )
+            for place in self._spread(op, calls_library)
         )
         literals = [self._literal(*place) for place in places]
         for op in part:
@@ -188,6 +186,18 @@ class _Emission:
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
         return dict(zip(places, behind[len(tied) :], strict=True))
+
+    def _spread(self, op: OpId, calls_library: bool) -> tuple[Place, ...]:
+        """Literals of an op that XLA would make arrays of.
+
+        XLA:GPU makes none of those that it fuses, and does not know for a constant what
+        comes from behind a barrier: a softmax is several kernels then.
+        """
+        unit = self.profile.units[op]
+        if self.profile.platform == "cpu":
+            return (*unit.literals, *(unit.scalars if calls_library else ()))
+        is_fused = op not in self.alone and unit.inputs
+        return () if is_fused else unit.literals
 
     def _literal(self, k: int, place: int) -> Any:
         literal = self.program.equations[k].inputs[place]
@@ -248,7 +258,8 @@ def _row_major(array: jax.Array) -> jax.Array:
 def _alone(profile: Profile) -> set[OpId]:
     """Ops that XLA fuses with no other."""
     roots = [profile.program.equations[unit.root] for unit in profile.units]
-    own = {op for op, root in enumerate(roots) if root.primitive.name not in FUSIBLE}
+    inside = fusible(profile.platform)
+    own = {op for op, root in enumerate(roots) if root.primitive.name not in inside}
     return own | profile.calls.keys()
 
 

@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 
 from .._program.cost import nbytes
+from .._program.fusing import FUSIBLE
 from .._program.trace import Equation, Literal, Program, Variable
-from .._program.units import FUSIBLE, Graph
+from .._program.units import Graph
 from .joint import Joint, flatten_joint
 
 

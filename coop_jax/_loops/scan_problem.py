@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from .._planning.seam import SeamProblem, with_seam
 from .._planning.types import Op, Value, ValueId
 from .._program.cost import DeviceRates, flops, work
+from .._program.fusing import FUSIBLE
 from .._program.pins import dropped, late_equations
 from .._program.profile import is_recomputable
 from .._program.trace import Atom, Equation, Literal, Program, Variable
-from .._program.units import FUSIBLE, Graph
+from .._program.units import Graph
 from .scan_pairs import ScanPair, ScanParts, row_bytes
 
 _FUSED = 0.25

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from .cost import nbytes
+from .fusing import FUSIBLE
 from .hlo import OwnedBuffer
 from .shards import is_moved
 from .trace import Program, Variable
-from .units import FUSIBLE
 
 _ARGUMENT = re.compile(r"\w+\[(\d+)\]")
 """The name of a flat argument."""

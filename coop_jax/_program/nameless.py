@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from .fusing import FUSIBLE
 from .hlo import OwnedBuffer
-from .units import FUSIBLE, Graph, held_sizes
+from .units import Graph, held_sizes
 
 
 def named(

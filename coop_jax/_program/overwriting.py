@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .._native.program_words import InplaceProgram
 from .cost import nbytes
+from .fusing import ACCUMULATING, FUSIBLE
 from .hlo import OwnedBuffer
 from .trace import Equation, Literal, Variable
-from .units import ACCUMULATING, FUSIBLE, Graph, Unit
+from .units import Graph, Unit
 
 type Pair = tuple[Variable, Variable]
 """An operand, and the result that may take its bytes."""

@@ -18,10 +18,10 @@ from dataclasses import replace
 from jax import lax
 
 from .cost import nbytes
+from .fusing import VIEWS
 from .profile import is_recomputable
 from .rules import name_of
 from .trace import Atom, Equation, Literal, Program, Variable
-from .units import VIEWS
 
 _RENAMES = VIEWS | {"reduce_precision"}
 

@@ -18,6 +18,7 @@ from .._native.program_words import InplaceProgram
 from .._planning.order import early_order, in_order
 from .._planning.types import Op, OpId, Problem, Value, ValueId
 from .cost import RATES, DeviceRates, work
+from .fusing import FUSIBLE
 from .gathering import gathered, moved_argument
 from .hlo import OwnedBuffer
 from .nameless import named
@@ -25,7 +26,7 @@ from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
-from .units import FUSIBLE, Graph, Unit, choose_roots
+from .units import Graph, Unit, choose_roots
 from .workspace import workspace
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
@@ -105,7 +106,7 @@ def profile(
     program = by_windows(program, pools)
     graph = Graph(program)
     owned = named(graph, owned)
-    roots = choose_roots(graph, owned)
+    roots = choose_roots(graph, owned, platform)
     programs: dict[int, InplaceProgram] = {}
     if inplace:
         roots, programs = choose_chains(graph, roots, owned)

@@ -13,7 +13,8 @@ Six corrections to what the assignment says:
   * what is transposed for products alone, or a weight turned around for one library
     call, is theirs: XLA takes the two together, and in halves it turns twice;
   * an equation that XLA cannot fuse into several readers owns its bytes in any case,
-    and so does one in which devices communicate;
+    and so does one in which devices communicate; on GPU a reduction only where XLA
+    wrote something for it;
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
     its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
     worth owning: keeping it can be cheaper than keeping what it is computed from.
@@ -26,30 +27,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from .cost import nbytes
+from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS, REDUCTIONS, VIEWS, fusible
 from .hlo import OwnedBuffer
 from .shards import communicates
 from .trace import Equation, Literal, Program, Variable
-
-VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
-         "name", "pcast", "pvary", "random_wrap", "random_unwrap"}  # fmt: skip
-FUSIBLE = VIEWS | {
-    "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim",
-    "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "div",
-    "dynamic_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
-    "full", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p",
-    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
-    "one_minus_square", "or", "pad",
-    "pow", "reduce_precision", "rem", "reshard", "rev", "round", "rsqrt", "select_n",
-    "sharding_constraint", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sign", "sin", "slice", "split", "sqrt", "square", "sub",
-    "tan", "tanh", "transpose", "xor",
-}  # fmt: skip
-
-LAYOUTS = {"rev", "transpose"}
-"""Equations that only move bytes about."""
-
-ACCUMULATING = {"scatter-add", "select_and_scatter_add"}
-"""Equations that XLA makes onto what their result is added to."""
 
 _PICKS = {"dynamic_slice", "gather", "slice", "split"}
 """Equations that read no more of their operand than they return."""
@@ -185,8 +166,11 @@ class Graph:
         return min(size, read)
 
 
-def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> set[int]:
+def choose_roots(
+    graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]], platform: str
+) -> set[int]:
     roots = set()
+    of_platform = fusible(platform)
     for k, equation in enumerate(graph.equations):
         if equation.is_barrier:
             continue
@@ -195,9 +179,11 @@ def choose_roots(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]) -> se
             buffer.size in sizes and buffer.origin == "equation"
             for buffer in owned.get(k, ())
         )
+        is_written = equation.primitive.name in REDUCTIONS and bool(owned.get(k))
         if (
             is_owner
-            or equation.primitive.name not in FUSIBLE
+            or is_written
+            or equation.primitive.name not in of_platform
             or equation.effects
             or equation.is_pinned
             or graph.is_read_by_caller(k)

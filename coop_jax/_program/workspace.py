@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS
 from .hlo import OwnedBuffer
-from .units import ACCUMULATING, FUSIBLE, LAYOUTS, Graph, Unit
+from .units import Graph, Unit
 
 type Owned = Mapping[int, Sequence[OwnedBuffer]]
 """Buffers by equation."""

@@ -1,0 +1,38 @@
+"""Primitives by what XLA makes of their equations."""
+
+from collections.abc import Set
+
+VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
+         "name", "pcast", "pvary", "random_wrap", "random_unwrap"}  # fmt: skip
+"""Equations that only name or reshape what they read."""
+
+FUSIBLE = VIEWS | {
+    "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim",
+    "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "div",
+    "dynamic_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
+    "full", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
+    "one_minus_square", "or", "pad",
+    "pow", "reduce_precision", "rem", "reshard", "rev", "round", "rsqrt", "select_n",
+    "sharding_constraint", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "slice", "split", "sqrt", "square", "sub",
+    "tan", "tanh", "transpose", "xor",
+}  # fmt: skip
+"""Equations that XLA computes inside of what reads them."""
+
+REDUCTIONS = {"reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+              "reduce_sum"}  # fmt: skip
+"""Equations that XLA:GPU may compute inside of what reads their operand too.
+
+So it makes one kernel of a softmax."""
+
+LAYOUTS = {"rev", "transpose"}
+"""Equations that only move bytes about."""
+
+ACCUMULATING = {"scatter-add", "select_and_scatter_add"}
+"""Equations that XLA makes onto what their result is added to."""
+
+
+def fusible(platform: str) -> Set[str]:
+    """Names of the equations that XLA computes inside of others."""
+    return FUSIBLE if platform == "cpu" else FUSIBLE | REDUCTIONS
