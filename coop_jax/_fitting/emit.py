@@ -14,8 +14,9 @@ Parts that touch only small values are left untied, but for updates of donated
 arguments: XLA would make them as soon as it can, and copy the argument at the start for
 whatever reads it later. Literals that a part spreads over an array pass the barrier
 too, but for those that XLA:GPU fuses: XLA would otherwise make that array once, at the
-very start, and keep it to the end. The barriers vanish before buffer assignment and
-cost nothing at run time.
+very start, and keep it to the end. On GPU arrays are row-major behind a barrier: where
+it only sums them up, XLA would write them once more, turned around. The barriers vanish
+before buffer assignment and cost nothing at run time.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -33,7 +34,7 @@ from .._planning.types import OpId
 from .._program.cost import nbytes
 from .._program.fusing import fusible
 from .._program.profile import Profile
-from .._program.trace import Atom, Literal, Variable, read
+from .._program.trace import Atom, Literal, Program, Variable, read
 from .._program.units import Unit
 from .parts import Positions, joined, overwriting, parts
 
@@ -92,6 +93,7 @@ class _Emission:
         sizes = [v.size for v in profile.problem.values]
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
         self.updates = overwriting(profile.problem)
+        self.turned = _turned(self.program)
 
     def _compute_shared(self) -> dict[Variable, Any]:
         """What is made of gathered arguments, computed once, to be gathered once."""
@@ -182,10 +184,15 @@ class _Emission:
         passing = local | {v: self.env[v] for v in self.triggers}
         tied = {v: x for v, x in passing.items() if v not in self.gathered}
         behind = lax.optimization_barrier([*tied.values(), *literals])
-        tied.update(zip(tied, behind, strict=False))
+        tied.update(zip(tied, map(self._in_order, behind), strict=False))
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
         return dict(zip(places, behind[len(tied) :], strict=True))
+
+    def _in_order(self, array: jax.Array) -> jax.Array:
+        """What comes from behind a barrier, in the layout it is to have."""
+        is_free = self.profile.platform == "cpu" or array.shape in self.turned
+        return array if is_free else _row_major(array)
 
     def _spread(self, op: OpId, calls_library: bool) -> tuple[Place, ...]:
         """Literals of an op that XLA would make arrays of.
@@ -242,6 +249,22 @@ class _Emission:
             if sized and (not found or inside.isdisjoint(outputs)):
                 found.append(max(sized, key=lambda v: self.env[v].size))
         return found
+
+
+def _turned(program: Program) -> set[tuple[int, ...]]:
+    """Shapes of arrays whose layouts are for XLA to choose.
+
+    Convolutions have layouts of their own, and a transpose is free where what it reads
+    already lies as it is to be.
+    """
+    names = {"conv_general_dilated", "transpose"}
+    arrays = {
+        v
+        for each in program.equations
+        if each.primitive.name in names
+        for v in (*each.variables, *each.outputs)
+    }
+    return {program.avals[v].shape for v in arrays}
 
 
 def _row_major(array: jax.Array) -> jax.Array:
