@@ -44,9 +44,9 @@ class Row:
       plan_seconds: spent planning for this row alone.
       compile_seconds: spent compiling for this row alone.
       compiles: programs compiled for this row.
+      is_cold: whether these three include profile and compile of the step as written.
       compile_ratio: seconds of compiling this program alone, over those of the step as
         written (`FLAT`) compiled right before and after it.
-      is_cold: whether these three include profile and compile of the step as written.
       error: largest error against the float64 step, over the same of `PLAIN`.
       note: what went wrong.
     """
@@ -67,8 +67,8 @@ class Row:
     plan_seconds: float = 0.0
     compile_seconds: float = 0.0
     compiles: int = 0
-    compile_ratio: float | None = None
     is_cold: bool = False
+    compile_ratio: float | None = None
     error: float | None = None
     note: str = ""
 

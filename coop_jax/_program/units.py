@@ -169,6 +169,13 @@ class Graph:
 def choose_roots(
     graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]], platform: str
 ) -> set[int]:
+    """The equations that become ops; all others are computed inside of them.
+
+    Args:
+      graph: of the program.
+      owned: per equation, what XLA assigned to it in the step as written.
+      platform: "cpu" or "gpu"; decides what XLA fuses.
+    """
     roots = set()
     of_platform = fusible(platform)
     for k, equation in enumerate(graph.equations):
