@@ -1,6 +1,7 @@
 """The API: a step goes in, the same step within its budget comes out."""
 
 import copy
+import dataclasses
 import functools
 import math
 import os
@@ -23,6 +24,7 @@ from jax.sharding import PartitionSpec
 
 import coop_jax
 from benchmarks.float64 import evaluate, relative_error
+from coop_jax._fitting.compile import flat_step
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent
 LAYERS, ROWS, WIDTH = 6, 512, 64
@@ -141,8 +143,45 @@ def test_with_enough_budget_the_step_is_left_alone() -> None:
         assert flops(program) == flops(unplanned())
         plan = step.plan(*ABSTRACT)
         assert not plan.is_planned
-        assert plan.compiles == 2  # a probe, and the program to run
+        # Probes of the step and of a plan with as many operations; the program to run.
+        assert plan.compiles == 3
         assert plan.flops == plan.time == 1.0
+
+
+def normalized_step(weights: Any, x: Any) -> Any:
+    """XLA:CPU computes the exponentials once for each statistic, unless told not to."""
+
+    def loss(weights):
+        y = x
+        for weight in weights:
+            y = jnp.exp(jnp.sin(y))
+            y = (y - y.mean(-1, keepdims=True)) / (y.std(-1, keepdims=True) + 1)
+            y = y @ weight
+        return jnp.mean(y**2)
+
+    value, grads = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+
+def test_a_plan_with_fewer_operations_is_taken_where_the_step_fits() -> None:
+    jitted = jax.jit(normalized_step)
+    step = coop_jax.remat(normalized_step, "1GiB")
+    plan, program = step.plan(*ABSTRACT), compiled(step, *ABSTRACT)
+    assert plan.is_planned
+    assert flops(program) < 0.999 * flops(compiled(jitted, *ABSTRACT))
+    assert total(program) == plan.measured.total <= plan.unplanned.total
+    assert plan.time == pytest.approx(1.0, rel=1e-3)
+    assert_same(step(*arrays()), jitted(*arrays()))
+
+
+def test_operations_do_not_tell_programs_of_gpus_or_several_devices_apart() -> None:
+    traced = jax.jit(train_step).trace(*ABSTRACT)
+    step = flat_step(traced, jax.tree.leaves(ABSTRACT))
+    program = step.compile(step.as_written())
+    assert step.operations(program) == flops(program)
+    of_two = dataclasses.replace(step.program, partitions=2)
+    for other in ({"platform": "gpu"}, {"program": of_two}):
+        assert dataclasses.replace(step, **other).operations(program) == 0
 
 
 def test_a_smaller_budget_never_measures_more_than_a_larger() -> None:

@@ -1,5 +1,6 @@
 """Programs for a step, compiled and measured, and how far smaller ones were sought."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 from .._measure import MemoryUse
 from .._planning.planner import Planned
 from .._planning.types import Schedule
+from .._program.cost import program_flops
 from .._program.profile import Profile
+from .._program.trace import Program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +22,7 @@ class Candidate:
       predicted: bytes of the temporary block by the assignment model.
       cost: seconds by the cost model.
       profile: what was planned: the step with in-place calls or without.
+      operations: XLA's own count, 0 where that does not tell programs apart.
     """
 
     function: Callable[..., list[Any]]
@@ -29,11 +33,23 @@ class Candidate:
     predicted: int
     cost: float
     profile: Profile
+    operations: float = 0.0
 
     @property
     def surplus(self) -> int:
         """Bytes XLA used beyond the model's."""
         return self.memory.temp - self.predicted
+
+    def arithmetic(self, program: Program) -> float:
+        """Flops over those of `program`, the step that it was planned for."""
+        units, problem = self.profile.units, self.profile.problem
+
+        def flops(schedule: Schedule) -> float:
+            ran = [(*units[op].inlined, units[op].root) for op in schedule]
+            return program_flops(program, list(itertools.chain.from_iterable(ran)))
+
+        extra = flops(self.schedule) - flops(problem.program_order)
+        return 1 + extra / max(program_flops(program), 1.0)
 
 
 @dataclass(slots=True, eq=False)

@@ -97,6 +97,17 @@ class FlatStep:
         lowered = self.jit(function).lower(*self.leaves)
         return lowered.compile(_PROBE if self.has_probes else None)
 
+    def operations(self, compiled: Any) -> float:
+        """XLA's count of a program's operations, where programs differ by it alone.
+
+        0 for several devices, which communicate as well, and but for CPU: a GPU's
+        kernels take the time of their bytes.
+        """
+        is_alone = self.program.partitions == 1 and self.program.mapped is None
+        if self.platform != "cpu" or not is_alone:
+            return 0.0
+        return (compiled.cost_analysis() or {}).get("flops", 0.0)
+
     def compile_with_buffers(
         self, function: Callable[..., list[Any]]
     ) -> tuple[Any, list[OwnedBuffer]]:

@@ -1,6 +1,6 @@
 """Closes the loop: plan, emit, compile, read XLA's bytes, correct, until it fits.
 
-    profile    compile the step as written; done if it fits
+    profile    compile the step as written; done if it fits and no plan does less
     fit        aim the planner at the budget less what XLA was seen to add
                compile; over the budget: aim lower by the difference, and again
                well under it: aim higher once
@@ -28,7 +28,6 @@ from .._planning.buffer_assignment import assign, schedule_buffers
 from .._planning.planner import Effort, Planned, Positions
 from .._planning.policies import PLANNERS
 from .._planning.types import Problem, Schedule
-from .._program.cost import program_flops
 from .._program.origin import origin_of
 from .._program.profile import Profile, named_buffers, profile
 from .._program.shards import communicates
@@ -49,6 +48,7 @@ _WORTH_RELAXING = 0.05
 _NEAR_FLOOR = 1.02
 _WORTH_MORE_BYTES = 0.95
 _NEAR_TRIES = 2
+_WORTH_PLANNING = 0.999
 
 
 class Workbench:
@@ -90,6 +90,7 @@ class Workbench:
             self.unplanned.temp,
             self.problem.cost(order),
             self.profile,
+            step.operations(compiled),
         )
         self._sought_floor = False
         self._has_choice = inplace == "auto" and self._can_call()
@@ -115,7 +116,7 @@ class Workbench:
           BudgetError: nothing that small was reached.
         """
         if self.unplanned.total <= budget:
-            return self.baseline
+            return self._where_it_fits(effort)
         room = budget - self.unplanned.fixed
         if room > 0:
             self._approach(room, effort)
@@ -208,7 +209,7 @@ class Workbench:
             unplanned=self.unplanned,
             measured=candidate.memory,
             predicted=candidate.predicted + candidate.memory.fixed,
-            flops=self.arithmetic(candidate),
+            flops=candidate.arithmetic(self.step.program),
             time=candidate.cost / max(self.baseline.cost, 1e-30),
             actions=list_actions(
                 candidate.profile, candidate.positions, candidate.schedule
@@ -272,6 +273,19 @@ class Workbench:
                 surplus += int(over * 0.7)
             else:
                 return
+
+    def _where_it_fits(self, effort: Effort) -> Candidate:
+        """The step as written, or a plan for which XLA counts fewer operations.
+
+        XLA computes again in each reader what it fuses there, less so behind barriers.
+        """
+        written, most = self.baseline, self.unplanned
+        planned = self._plan(most.temp, effort) if written.operations else None
+        if planned is None or planned.cost > written.cost / _WORTH_PLANNING:
+            return written
+        found = self._compile(planned)
+        is_less = found.operations < _WORTH_PLANNING * written.operations
+        return found if is_less and found.memory.total <= most.total else written
 
     def _bisect(self, room: int, effort: Effort) -> None:
         """Looks between the cheapest program that fits and the nearest that does not.
@@ -355,6 +369,7 @@ class Workbench:
             self._packed(planned.schedule),
             planned.cost,
             self.profile,
+            self.step.operations(compiled),
         )
         self.candidates.append(candidate)
         return candidate
@@ -374,20 +389,6 @@ class Workbench:
         result = work()
         self.plan_seconds += time.perf_counter() - start
         return result
-
-    # Reports
-
-    def arithmetic(self, candidate: Candidate) -> float:
-        """Flops over those of the step as written."""
-        program, units = self.step.program, candidate.profile.units
-        ran: list[int] = []
-        for op in candidate.schedule:
-            ran += (*units[op].inlined, units[op].root)
-        once: list[int] = []
-        for op in candidate.profile.problem.program_order:
-            once += (*units[op].inlined, units[op].root)
-        extra = program_flops(program, ran) - program_flops(program, once)
-        return 1 + extra / max(program_flops(program), 1.0)
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         """The error for a budget below everything reached."""

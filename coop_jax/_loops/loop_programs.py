@@ -78,7 +78,7 @@ class LoopPrograms:
         """Flops over those of the step as written."""
         own = self._flops(self.rewriting_of(candidate))
         own /= max(program_flops(self.plain.step.program), 1.0)
-        return own * self.bench_of(candidate).arithmetic(candidate)
+        return own * candidate.arithmetic(self.bench_of(candidate).step.program)
 
     def _flops(self, rewritten: Rewritten | None) -> float:
         """Flops of a rewritten step, its straight line as written."""

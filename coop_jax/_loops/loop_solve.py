@@ -103,7 +103,7 @@ class LoopWorkbench:
         """
         room = budget - self.unplanned.fixed
         if self.unplanned.total <= budget:
-            return self.baseline
+            return self.plain.fit(budget, effort)
         if not self._is_held_inside(room):
             try:
                 return self.plain.fit(budget, effort)

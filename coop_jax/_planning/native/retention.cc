@@ -23,6 +23,12 @@ void EraseSorted(std::vector<T>* sorted, T item) {
   sorted->erase(std::lower_bound(sorted->begin(), sorted->end(), item));
 }
 
+int BitsOf(int32_t number) {
+  int bits = 0;
+  while (number >> bits) ++bits;
+  return bits;
+}
+
 }  // namespace
 
 std::vector<OpId> ScheduleOf(const Positions& positions) {
@@ -42,7 +48,9 @@ std::vector<OpId> ScheduleOf(const Positions& positions) {
 Retention::Retention(const Problem& problem)
     : problem_(problem),
       length_(problem.length()),
+      op_bits_(BitsOf(length_)),
       runs_(length_),
+      first_run_(length_),
       groups_(length_),
       reads_(problem.sizes.size()),
       segments_(problem.sizes.size()),
@@ -58,6 +66,7 @@ Retention::Retention(const Problem& problem)
   std::iota(dirty_.begin(), dirty_.end(), 0);
   for (OpId k = 0; k < length_; ++k) {
     runs_[k] = {k};
+    first_run_[k] = k;
     groups_[k] = {k};
     for (ValueId v : problem.ops[k].inputs) reads_[v].push_back(Key(k, k));
   }
@@ -80,7 +89,7 @@ bool Retention::MayRun(OpId op, int32_t position) const {
   const int64_t key = Key(op, position);
   for (ValueId v : spec.inputs) {
     const OpId producer = problem_.producer[v];
-    if (producer >= 0 && Key(producer, runs_[producer][0]) > key) return false;
+    if (producer >= 0 && Key(producer, first_run_[producer]) > key) return false;
   }
   return true;
 }
@@ -92,7 +101,7 @@ int64_t Retention::LastAlive(ValueId value, int32_t position, OpId op) const {
     if (start >= key) break;
     end = stop;
   }
-  return end < 0 ? -1 : end / length_;
+  return end < 0 ? -1 : PositionOf(end);
 }
 
 int64_t Retention::Overload(int64_t budget) {
@@ -123,10 +132,10 @@ std::vector<Gap> Retention::Gaps(int64_t minimum) const {
     const std::vector<int64_t>& reads = reads_[v];
     auto read = reads.begin();
     for (const auto& [start, stop] : segments_[v]) {
-      int32_t before = static_cast<int32_t>(start / length_);
+      int32_t before = PositionOf(start);
       read = std::upper_bound(read, reads.end(), start);
       for (; read != reads.end() && *read <= stop; ++read) {
-        const int32_t at = static_cast<int32_t>(*read / length_);
+        const int32_t at = PositionOf(*read);
         if (at > before + 1 && at <= last) {
           found.push_back({static_cast<ValueId>(v), before, at});
         }
@@ -162,7 +171,7 @@ void Retention::Insert(OpId op, int32_t position, std::vector<Edit>* log) {
 
 void Retention::Remove(OpId op, int32_t position, std::vector<Edit>* log) {
   if (position == op) return;
-  if (runs_[op][0] == position) RunAtHome(op, log);
+  if (first_run_[op] == position) RunAtHome(op, log);
   Delete(op, position, log);
   std::vector<OpId> producers;
   for (ValueId v : problem_.ops[op].inputs) {
@@ -256,11 +265,11 @@ void Retention::RunAtHome(OpId op, std::vector<Edit>* log) {
   while (!todo.empty()) {
     const OpId k = todo.back();
     todo.pop_back();
-    if (runs_[k][0] == k) continue;
+    if (first_run_[k] == k) continue;
     Insert(k, k, log);
     for (ValueId v : problem_.ops[k].inputs) {
       const OpId p = problem_.producer[v];
-      if (p >= 0 && Key(p, runs_[p][0]) > Key(k, k)) todo.push_back(p);
+      if (p >= 0 && Key(p, first_run_[p]) > Key(k, k)) todo.push_back(p);
     }
   }
 }
@@ -292,6 +301,8 @@ void Retention::Apply(const Edit& edit) {
     EraseSorted(&groups_[edit.position], edit.op);
     cost_ -= spec.cost;
   }
+  const std::vector<int32_t>& runs = runs_[edit.op];
+  if (!runs.empty()) first_run_[edit.op] = runs[0];
   MarkDirty(edit.position);
   for (ValueId v : spec.outputs) Refresh(v);
   for (ValueId v : spec.inputs) {
@@ -341,8 +352,7 @@ void Retention::FindSegments(ValueId value, std::vector<Segment>* found) const {
 }
 
 void Retention::Book(const Segment& segment, int64_t size) {
-  const int32_t first = static_cast<int32_t>(segment.first / length_);
-  const int32_t last = static_cast<int32_t>(segment.second / length_);
+  const int32_t first = PositionOf(segment.first), last = PositionOf(segment.second);
   if (last > first + 1) AddToAll(&through_[first + 1], last - first - 1, size);
   MarkDirty(first);
   MarkDirty(std::min(last, length_ - 1));
@@ -351,7 +361,7 @@ void Retention::Book(const Segment& segment, int64_t size) {
 // Peak of the values that begin or end while `position` runs.
 int64_t Retention::GroupPeak(int32_t position) {
   const std::vector<OpId>& group = groups_[position];
-  const int64_t low = Key(0, position), high = low + length_;
+  const int64_t low = Key(0, position), high = Key(0, position + 1);
   born_.assign(group.size(), 0);
   dying_.assign(group.size(), 0);
   const auto index = [&](int64_t key) {

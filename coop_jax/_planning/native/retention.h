@@ -69,8 +69,9 @@ class Retention {
   using Segment = std::pair<int64_t, int64_t>;
 
   int64_t Key(OpId op, int32_t position) const {
-    return static_cast<int64_t>(position) * length_ + op;
+    return (static_cast<int64_t>(position) << op_bits_) + op;
   }
+  int32_t PositionOf(int64_t key) const { return static_cast<int32_t>(key >> op_bits_); }
   void Flush();
   void SumUp();
   void MarkDirty(int32_t position);
@@ -86,7 +87,11 @@ class Retention {
 
   const Problem& problem_;
   const int32_t length_;
+  // Bits of a key that hold an op, or the number of ops.
+  const int op_bits_;
   Positions runs_;
+  // The first of each op's runs.
+  std::vector<int32_t> first_run_;
   std::vector<std::vector<OpId>> groups_;
   std::vector<std::vector<int64_t>> reads_;
   std::vector<std::vector<Segment>> segments_;

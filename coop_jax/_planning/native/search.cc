@@ -80,8 +80,12 @@ Search::Search(Problem problem, bool is_packed)
       tiny_cost_(1e-6 * state_.cost() + 1e-30),
       tabu_(problem_.ops.size()),
       in_chain_(problem_.ops.size()),
-      needed_(problem_.ops.size()) {
+      needed_(problem_.ops.size()),
+      counted_inputs_(problem_.ops.size()) {
   for (size_t k = 0; k < needed_.size(); ++k) {
+    for (ValueId v : problem_.ops[k].inputs) {
+      if (problem_.sizes[v] >= minimum_) counted_inputs_[k].push_back(v);
+    }
     needed_[k] = problem_.ops[k].workspace;
     for (ValueId v : problem_.ops[k].outputs) needed_[k] += problem_.sizes[v];
   }
@@ -198,6 +202,12 @@ double Search::LeastCost(const Gap& gap) const {
   return std::max(op.cost - (only_moves ? op.cost : 0.0), tiny_cost_);
 }
 
+// What no chain for the gap comes above; less, where scores are noisy, than the score.
+double Search::Bound(const Gap& gap) {
+  const int64_t gain = relief_.Of(gap.value, gap.start + 1, gap.end);
+  return static_cast<double>(gain) / LeastCost(gap);
+}
+
 // Takes the best move, then others in order while they come near it.
 bool Search::Take(const std::vector<Move>& moves, int64_t excess) {
   const Variant best = Probe(moves, excess);
@@ -222,6 +232,7 @@ bool Search::TakeUntried(const std::vector<Move>& moves, int64_t excess) {
   double best = 0;
   for (const Move& move : moves) {
     if (move.score <= best) break;
+    if (Bound(move.gap) <= best) continue;
     best = std::max(best, FindChain(move.gap, move.score).estimate);
   }
   double left = static_cast<double>(excess) * kUntriedShare;
@@ -229,6 +240,7 @@ bool Search::TakeUntried(const std::vector<Move>& moves, int64_t excess) {
   bool is_taken = false;
   for (const Move& move : moves) {
     if (best == 0 || move.score < least || left <= 0) break;
+    if (Bound(move.gap) < least) continue;
     const Chain chain = FindChain(move.gap, move.score);
     if (chain.steps.empty() || chain.estimate < least) continue;
     const double before = state_.cost();
@@ -284,14 +296,15 @@ Search::Chain Search::FindChain(const Gap& gap, double rate) {
   if (tabu_[op] || !state_.MayRun(op, position)) return chain;
   int64_t gain = relief_.Of(gap.value, gap.start + 1, position);
   double cost = LeastCost(gap);
-  std::vector<OpId> steps = {op}, todo = {op};
+  steps_.assign(1, op);
+  todo_.assign(1, op);
   in_chain_[op] = ++stamp_;
-  while (!todo.empty()) {
-    const OpId reader = todo.back();
-    todo.pop_back();
-    for (ValueId v : problem_.ops[reader].inputs) {
+  while (!todo_.empty()) {
+    const OpId reader = todo_.back();
+    todo_.pop_back();
+    for (ValueId v : counted_inputs_[reader]) {
       const OpId producer = problem_.producer[v];
-      if (problem_.sizes[v] < minimum_ || in_chain_[producer] == stamp_) continue;
+      if (in_chain_[producer] == stamp_) continue;
       const auto alive =
           static_cast<int32_t>(state_.LastAlive(v, position, producer + 1));
       if (alive >= position) continue;
@@ -299,18 +312,19 @@ Search::Chain Search::FindChain(const Gap& gap, double rate) {
       const double again = problem_.ops[producer].cost;
       chain.stretches |= kept > 0;
       if (static_cast<double>(kept) > rate * again &&
-          MayChain(producer, position, steps.size())) {
+          MayChain(producer, position, steps_.size())) {
         in_chain_[producer] = stamp_;
-        steps.push_back(producer);
-        todo.push_back(producer);
+        steps_.push_back(producer);
+        todo_.push_back(producer);
         cost += again;
       } else {
         gain -= kept;
       }
     }
   }
-  std::sort(steps.begin(), steps.end());
-  for (OpId k : steps) chain.steps.push_back({k, position});
+  std::sort(steps_.begin(), steps_.end());
+  chain.steps.reserve(steps_.size());
+  for (OpId k : steps_) chain.steps.push_back({k, position});
   chain.estimate = static_cast<double>(gain) / cost;
   return chain;
 }

@@ -93,6 +93,7 @@ class Search {
   bool Relieve(double noise);
   std::vector<Move> Rank(double noise);
   double LeastCost(const Gap& gap) const;
+  double Bound(const Gap& gap);
   bool Take(const std::vector<Move>& moves, int64_t excess);
   bool TakeUntried(const std::vector<Move>& moves, int64_t excess);
   Variant Probe(const std::vector<Move>& moves, int64_t excess);
@@ -125,9 +126,12 @@ class Search {
   bool is_quick_ = false;
   // Kept between calls for their memory.
   std::vector<int32_t> in_chain_;
+  std::vector<OpId> steps_, todo_;
   int32_t stamp_ = 0;
   // Per op, the bytes of its results and its workspace.
   std::vector<int64_t> needed_;
+  // Per op, its inputs of bytes enough to count.
+  std::vector<std::vector<ValueId>> counted_inputs_;
 };
 
 }  // namespace coop_jax
