@@ -7,6 +7,8 @@
                   place) or, if none gets there, in strides to smaller pools: relieve a
                   schedule until it fits, trim what is not needed (`search`; several at
                   once: `crew`)
+        leave     room beside the fullest place, for the smallest pool: it packs better
+                  (`margins`)
         refine    the best: leave it and come back by another way     (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
@@ -17,15 +19,16 @@ extreme case.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
 from itertools import chain, islice
 
-from .crew import AnySearch, Crew, Start, Way
+from .crew import AnySearch, Crew, Start, Way, open_search
 from .cuts import cut_plans
 from .eviction import LOOKAHEAD
+from .margins import with_margins
 from .online import run_online
 from .planned import LONG
 from .planned import Effort as Effort
@@ -50,6 +53,8 @@ _HOPELESS_DOWN = (3, 1.04)
 _FAR_BEHIND = 1.1
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
+# Of the bytes alive at once, from which on it is worth a search of its own.
+_MOST_LOST = 1.04
 
 
 def plan(
@@ -178,7 +183,9 @@ def _noisy_ways(problem: Problem, count: int) -> Iterator[Way]:
 
 
 def _best(found: Iterable[Planned]) -> Planned:
-    return reduce(lambda best, next_: next_ if next_.beats(best) else best, found)
+    return functools.reduce(
+        lambda best, next_: next_ if next_.beats(best) else best, found
+    )
 
 
 def _seeds(problem: Problem, pool: int) -> Iterator[Start]:
@@ -235,7 +242,13 @@ def smallest(
         search = crew.lead
         best = known or _reach_in_vain(crew, effort)
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
+        roomy = None
+        if best.size > _MOST_LOST * best.peak and not _is_long(problem):
+            work = functools.partial(_with_room, best=best, effort=effort)
+            roomy = crew.meanwhile(work)
         best, is_near = _go_further(crew, best, effort)
+        if roomy is not None and roomy.result().size < best.size:
+            best = dataclasses.replace(roomy.result(), fits=True)
         # What is left of a long way down is seldom the cheapest way to be there.
         ways = islice(_ways_down(problem), _WAYS_TO_THE_FLOOR if is_near else 0)
         enough = _enough_ways(problem)
@@ -292,6 +305,17 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> tuple[Planned, boo
             break
         best = _deepen(crew.lead, found[-1], effort)
     return best, True
+
+
+def _with_room(search: AnySearch, best: Planned, effort: Effort) -> Planned:
+    """What a way down comes to that leaves room beside the fullest place."""
+    margins = with_margins(search.problem, best)
+    beside = open_search(margins.problem, best.peak, effort, is_packed=True)
+    beside.deadline = search.deadline
+    beside.begin(best.peak)
+    found = _descend(beside, best.peak)
+    search.begin(best.size)
+    return search.at(margins.without(found.positions))
 
 
 def _descend(search: AnySearch, target: int) -> Planned:
