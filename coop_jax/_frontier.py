@@ -48,7 +48,8 @@ class Frontier:
     """The cheapest plans found over budgets.
 
     Attributes:
-      plans: largest first; the first is the step as written.
+      plans: largest first; the first is the step as written, even where a plan takes
+        no more time in fewer bytes.
       floor: bytes of the smallest program found.
       infeasible: budgets asked for, bytes, that nothing was found for.
       compared: other steps, to compare with.
@@ -56,7 +57,7 @@ class Frontier:
     Example:
       >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0, 0.6])
       >>> [plan.is_planned for plan in curve.plans]
-      [False, True]
+      [False, True, True]
     """
 
     plans: tuple[Plan, ...]
