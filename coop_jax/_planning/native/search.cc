@@ -180,9 +180,8 @@ std::vector<Search::Move> Search::Rank(double noise) {
   relief_.Reset(state_.bytes_at(), room_);
   std::vector<Move> ranked;
   for (const Gap& gap : state_.Gaps(minimum_)) {
-    const int64_t gain = relief_.Of(gap.value, gap.start + 1, gap.end);
-    if (!gain || tabu_[problem_.producer[gap.value]]) continue;
-    double score = static_cast<double>(gain) / LeastCost(gap);
+    double score = Bound(gap);
+    if (score == 0 || tabu_[problem_.producer[gap.value]]) continue;
     if (noise) score *= random_.Between(1 - noise, 1 + noise);
     ranked.push_back({score, gap});
   }
@@ -202,7 +201,7 @@ double Search::LeastCost(const Gap& gap) const {
   return std::max(op.cost - (only_moves ? op.cost : 0.0), tiny_cost_);
 }
 
-// What no chain for the gap comes above; less, where scores are noisy, than the score.
+// Bytes per second that no chain for the gap comes above.
 double Search::Bound(const Gap& gap) {
   const int64_t gain = relief_.Of(gap.value, gap.start + 1, gap.end);
   return static_cast<double>(gain) / LeastCost(gap);
