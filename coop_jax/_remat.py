@@ -61,7 +61,8 @@ def remat(
     """Makes a training step fit a memory budget.
 
     The whole step is traced (forward, backward, optimizer), compiled once as it is,
-    and, if it is over the budget, rewritten: values are computed later, or dropped and
+    and, if it is over the budget (on CPU also where a plan computes less), rewritten:
+    values are computed later, or dropped and
     computed again, in an order that XLA is made to follow. The program that comes back
     is compiled and measured before it is used. Results are those of the step; random
     bits are identical; effects happen once and in order.
