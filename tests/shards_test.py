@@ -12,9 +12,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from coop_jax._program.gathering import gathered
 from coop_jax._program.hlo import OwnedBuffer
+from coop_jax._program.roots import choose_roots
 from coop_jax._program.shards import communicates, localized
 from coop_jax._program.trace import Program, flatten
-from coop_jax._program.units import Graph, choose_roots
+from coop_jax._program.units import Graph
 
 MESH = AbstractMesh((4,), ("d",), axis_types=(AxisType.Auto,))
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)

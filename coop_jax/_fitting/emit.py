@@ -35,7 +35,7 @@ from .._program.cost import nbytes
 from .._program.fusing import fusible
 from .._program.profile import Profile
 from .._program.trace import Atom, Literal, Program, Variable, read
-from .._program.units import Unit
+from .._program.units import Unit, has_call
 from .parts import Positions, joined, overwriting, parts
 
 type Place = tuple[int, int]
@@ -280,9 +280,13 @@ def _row_major(array: jax.Array) -> jax.Array:
 
 def _alone(profile: Profile) -> set[OpId]:
     """Ops that XLA fuses with no other."""
-    roots = [profile.program.equations[unit.root] for unit in profile.units]
-    inside = fusible(profile.platform)
-    own = {op for op, root in enumerate(roots) if root.primitive.name not in inside}
+    equations, inside = profile.program.equations, fusible(profile.platform)
+    own = {
+        op
+        for op, unit in enumerate(profile.units)
+        if equations[unit.root].primitive.name not in inside
+        or has_call(equations, unit)
+    }
     return own | profile.calls.keys()
 
 

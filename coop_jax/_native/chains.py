@@ -13,8 +13,9 @@ already is left to it.
 from collections.abc import Mapping, Sequence
 
 from .._program.hlo import OwnedBuffer
+from .._program.roots import reading_units
 from .._program.trace import Variable
-from .._program.units import Graph, reading_units
+from .._program.units import Graph
 from .program_words import InplaceProgram
 from .translate import is_translatable, translate
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from .fusing import FUSIBLE
 from .hlo import OwnedBuffer
-from .units import Graph, held_sizes
+from .roots import held_sizes
+from .units import Graph
 
 
 def named(

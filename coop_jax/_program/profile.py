@@ -24,10 +24,11 @@ from .hlo import OwnedBuffer
 from .nameless import named
 from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
+from .roots import choose_roots
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
-from .units import Graph, Unit, choose_roots
-from .workspace import workspace
+from .units import Graph, Unit, has_call
+from .workspace import Owned, without_starts, workspace
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
 
@@ -114,6 +115,7 @@ def profile(
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
     left = [b for b in made_up if _equation(b) not in pools]
     standing, spread = _constants(graph, units, left)
+    owned = without_starts(graph, units, owned)
     overwriting = Overwriting(graph, units, owned, programs)
     builder = _ProblemBuilder(graph, owned, spread, rates, programs, overwriting)
     for unit in units:
@@ -216,7 +218,7 @@ class _ProblemBuilder:
     def __init__(
         self,
         graph: Graph,
-        owned: dict[int, list[OwnedBuffer]],
+        owned: Owned,
         spread: Mapping[int, list[OwnedBuffer]],
         rates: DeviceRates,
         programs: Mapping[int, InplaceProgram],
@@ -246,7 +248,8 @@ class _ProblemBuilder:
         operations = sum(self._work(k) for k in (*unit.inlined, unit.root))
         touched = graph.touched(unit)
         cost = self.rates.seconds(operations, touched) + self.rates.launch
-        if equation.primitive.name in FUSIBLE:
+        is_fused = equation.primitive.name in FUSIBLE
+        if is_fused and not has_call(graph.equations, unit):
             cost *= self.rates.fused
         self.ops.append(
             Op(

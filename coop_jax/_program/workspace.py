@@ -1,10 +1,10 @@
 """Bytes that an op takes beside its operands and results, from XLA's own buffers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS
+from .fusing import FUSIBLE, LAYOUTS
 from .hlo import OwnedBuffer
-from .units import Graph, Unit
+from .units import Graph, Unit, has_call
 
 type Owned = Mapping[int, Sequence[OwnedBuffer]]
 """Buffers by equation."""
@@ -27,14 +27,15 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
     inside = [
         buffer
         for k in unit.inlined
-        if graph.equations[k].primitive.name in LAYOUTS | ACCUMULATING
+        if graph.equations[k].primitive.name in LAYOUTS
+        or graph.equations[k].primitive.name not in FUSIBLE
         for buffer in owned.get(k, ())
     ]
-    # A loop writes its results over and over, in one place.
-    distinct = {
-        (b.allocation, b.offset, b.size): b
-        for b in (*owned.get(unit.root, ()), *inside, *spread.get(unit.root, ()))
-    }
+    found = [*owned.get(unit.root, ()), *inside, *spread.get(unit.root, ())]
+    # A loop writes its results over and over, in one place; a sum onto a copy of what
+    # it adds to lies where that does.
+    found.sort(key=lambda buffer: buffer.origin == "equation")
+    distinct = {_place(b): b for b in found}
     counted = []
     for buffer in distinct.values():
         if buffer.size in results and buffer.origin == "equation":
@@ -44,6 +45,31 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
         elif buffer.is_temporary or buffer.origin == "reader":
             counted.append(buffer)
     return covered(counted)
+
+
+def without_starts(graph: Graph, units: Iterable[Unit], owned: Owned) -> Owned:
+    """The buffers without copies that a product is added onto (`roots`).
+
+    XLA makes them where what is copied is still to be read, and counts them to that.
+    They are the sum's bytes.
+    """
+    sums = {u.root: u.inlined for u in units if has_call(graph.equations, u)}
+    kept = dict(owned)
+    for root, inside in sums.items():
+        written = {
+            _place(b) for k in inside for b in owned.get(k, ()) if b.opcode != "copy"
+        }
+        sources = [graph.producer.get(v, -1) for v in graph.reads(root)]
+        for k in (k for s in sources for k in (s, *sums.get(s, ()))):
+            if k in owned and k not in inside:
+                kept[k] = [
+                    b for b in kept[k] if b.opcode != "copy" or _place(b) not in written
+                ]
+    return kept
+
+
+def _place(buffer: OwnedBuffer) -> tuple[int, int, int]:
+    return buffer.allocation, buffer.offset, buffer.size
 
 
 def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:

@@ -1,0 +1,111 @@
+"""Which equations become ops, by buffers as XLA:GPU lays them out."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coop_jax._fitting.compile import flat_step
+from coop_jax._program.cost import RATES
+from coop_jax._program.hlo import OwnedBuffer
+from coop_jax._program.profile import Profile, profile, scope
+from coop_jax._program.trace import Program
+from coop_jax._program.units import has_call
+
+WIDTH = 64
+BYTES = WIDTH * WIDTH * 4
+
+
+def residual(x, weights, biases):
+    for weight, bias in zip(weights, biases, strict=True):
+        x = x + (jnp.tanh(x) @ weight + bias)
+    return jnp.sum(jnp.sin(x))
+
+
+def layers(count: int) -> Program:
+    square = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    row = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
+    args = (square, [square] * count, [row] * count)
+
+    def step(x, weights, biases):
+        return residual(jnp.cos(x), weights, biases)
+
+    traced = jax.jit(step).trace(*args)
+    return flat_step(traced, jax.tree.leaves(args)).program
+
+
+def equations(program: Program, name: str) -> list[int]:
+    return [k for k, e in enumerate(program.equations) if e.primitive.name == name]
+
+
+def buffer(k: int, opcode: str, place: int, size: int = BYTES) -> OwnedBuffer:
+    return OwnedBuffer(scope(k), opcode, size, 0, place * BYTES, True)
+
+
+def onto_copies(program: Program) -> list[OwnedBuffer]:
+    """Each product is written onto a copy of the stream, which is still to be read."""
+    found, place = [], 0
+    stream = equations(program, "cos")[0]
+    found.append(buffer(stream, "fusion", place))
+    for k, tanh in zip(
+        equations(program, "dot_general"), equations(program, "tanh"), strict=True
+    ):
+        place += 1
+        found += [
+            buffer(tanh, "fusion", 100),
+            buffer(stream, "copy", place),
+            buffer(k, "custom-call", place),
+            buffer(k, "custom-call", 200, 256),
+        ]
+        stream = k
+    return found
+
+
+def apart(program: Program) -> list[OwnedBuffer]:
+    """Each product has a place of its own."""
+    return [
+        buffer(k, "custom-call" if name == "dot_general" else "fusion", place)
+        for name in ("cos", "tanh", "dot_general")
+        for place, k in enumerate(equations(program, name), len(name) * 50)
+    ]
+
+
+def profiled(program: Program, buffers: list[OwnedBuffer]) -> Profile:
+    return profile(program, buffers, 0, "gpu")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_product_onto_the_stream_is_the_stream(count: int) -> None:
+    program = layers(count)
+    found = profiled(program, onto_copies(program))
+    names = [op.name for op in found.problem.ops]
+    assert names == ["cos", *["tanh", "add"] * count, "reduce_sum"]
+    for at, op in enumerate(found.problem.ops):
+        if op.name != "add":
+            continue
+        inside = [program.equations[k].primitive.name for k in found.units[at].inlined]
+        assert inside == ["dot_general", "broadcast_in_dim", "add"]
+        stream = found.problem.ops[at - 2 if at > 2 else 0].outputs[0]
+        assert stream in op.inputs
+        # Where nothing reads it any more, no copy is needed.
+        assert op.in_place == ((stream, op.outputs[0]),)
+        assert op.workspace == 256
+
+
+def test_a_product_in_a_place_of_its_own_is_an_op_of_its_own() -> None:
+    program = layers(3)
+    found = profiled(program, apart(program))
+    assert [op.name for op in found.problem.ops].count("dot_general") == 3
+    assert not any(has_call(program.equations, unit) for unit in found.units)
+
+
+def test_the_product_in_a_sum_costs_what_products_do() -> None:
+    program = layers(1)
+    merged = profiled(program, onto_copies(program)).problem
+    own = profiled(program, apart(program)).problem
+    (add,) = (op for op in merged.ops if op.name == "add")
+    (dot,) = (op for op in own.ops if op.name == "dot_general")
+    assert RATES["gpu"].launch < dot.cost <= add.cost
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
