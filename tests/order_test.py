@@ -41,6 +41,56 @@ def test_an_update_waits_for_its_gradient_and_the_readers_of_the_weight() -> Non
     assert early_order(dataclasses.replace(STEP, ops=ops)) == (0, 1, 4, 2, 3)
 
 
+# A weight (0) and its moment (1) are updated by a gradient, the weight with a factor
+# that is made of the number of the step (2), at the end of the program.
+ADAM = Problem(
+    (
+        Op("gradient", (0,), (3,), 1.0),
+        Op("rest", (3,), (4,), 1.0),
+        Op("moment", (1, 3), (5,), 1.0),
+        Op("next number", (2,), (6,), 1.0),
+        Op("correction", (6,), (7,), 1.0),
+        Op("update", (0, 5, 7), (8,), 1.0),
+    ),
+    (
+        Value("weight", 0, is_argument=True),
+        Value("moment", 0, is_argument=True),
+        Value("number", 0, is_argument=True),
+        Value("gradient", 4096),
+        Value("rest", 4096, is_output=True),
+        Value("new moment", 0, is_output=True, overwrites=1),
+        Value("new number", 0, is_output=True, overwrites=2),
+        Value("correction", 4),
+        Value("new weight", 0, is_output=True, overwrites=0),
+    ),
+)
+
+
+def test_a_weight_is_updated_with_its_moment_if_all_it_waits_for_is_a_scalar() -> None:
+    assert early_order(ADAM) == (0, 2, 1, 3, 4, 5)
+    assert early_order(ADAM, scalars_too=True) == (0, 2, 3, 4, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "changed"),
+    [
+        # What the correction is made of takes bytes; it may run once, in its place;
+        # the number of the step is read later, before it goes on.
+        (4, {"outputs": (4,)}),
+        (4, {"is_recomputable": False}),
+        (1, {"inputs": (2, 3)}),
+    ],
+)
+def test_what_is_no_scalar_or_cannot_run_yet_is_waited_for(op: int, changed) -> None:
+    ops = list(ADAM.ops)
+    ops[op] = dataclasses.replace(ops[op], **changed)
+    if op == 4 and "outputs" in changed:
+        ops[1] = dataclasses.replace(ops[1], outputs=(7,))
+        ops[5] = dataclasses.replace(ops[5], inputs=(0, 5, 4))
+    problem = dataclasses.replace(ADAM, ops=tuple(ops))
+    assert early_order(problem, scalars_too=True) == early_order(problem)
+
+
 def test_an_update_of_what_no_op_made_stays() -> None:
     counter = Op("count", (0,), (1,), 1.0)
     values = (
@@ -81,6 +131,19 @@ def test_the_order_is_valid_and_no_op_finds_more_bytes_alive(
             assert after[step] <= before[op]
         done.add(op)
     assert early_order(in_order(problem, order)) == problem.program_order
+
+
+@given(seed=st.integers(0, 2**32), length=st.integers(1, 40))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_scalars_run_early_take_their_own_bytes_at_most(seed: int, length: int) -> None:
+    problem = random_problem(seed, length, alignment=8)
+    order = early_order(problem, scalars_too=True)
+    validate(problem, order)
+    assert sorted(order) == list(problem.program_order)
+    small = [v.size for v in problem.values if v.size <= problem.alignment]
+    before = live_bytes(problem, problem.program_order)
+    after = live_bytes(problem, order)
+    assert max(after) <= max(before) + sum(small)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ have to undo it step by step: what takes no bytes of the pool runs as soon as it
 """
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Set
 
 from .types import OpId, Problem, Schedule, ValueId
 
+_MOST_SCALARS = 4
+"""That an op may wait for: more are looked at in vain."""
 
-def early_order(problem: Problem) -> Schedule:
+
+def early_order(problem: Problem, *, scalars_too: bool = False) -> Schedule:
     """The program's order, but for ops that run as soon as they can.
 
     These are the ops whose results take no bytes of the pool, as they overwrite donated
@@ -20,12 +24,16 @@ def early_order(problem: Problem) -> Schedule:
 
     Args:
       problem: ops in any order in which they can run.
+      scalars_too: also run what such an op waits for if that are values as small as an
+        address is aligned to, made of arguments alone: corrections by the number of the
+        step. Where XLA writes several results in one kernel, a weight is then updated
+        in that of its moments, and these need not be read again.
 
     Returns:
       Every op once. An op that overwrites an argument comes after all that read it, and
       ops that may run only once stay in their order.
     """
-    return tuple(_Order(problem).run())
+    return tuple(_Order(problem, scalars_too).run())
 
 
 def in_order(problem: Problem, order: Schedule) -> Problem:
@@ -38,11 +46,25 @@ def in_order(problem: Problem, order: Schedule) -> Problem:
     )
 
 
+def _scalars(problem: Problem) -> set[OpId]:
+    """Ops that make small values of arguments alone, and may run at any time."""
+    found: set[OpId] = set()
+    for k, op in enumerate(problem.ops):
+        is_small = all(problem.values[v].size <= problem.alignment for v in op.outputs)
+        from_arguments = found.issuperset(
+            {problem.producer[v] for v in op.inputs} - {-1}
+        )
+        if is_small and from_arguments and op.is_recomputable:
+            found.add(k)
+    return found
+
+
 class _Order:
     """What has run so far."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, scalars_too: bool) -> None:
         self.problem = problem
+        self._scalars = _scalars(problem) if scalars_too else set()
         self._sizes = problem.pool_sizes
         self._readers: dict[ValueId, list[OpId]] = defaultdict(list)
         self._overwriter: dict[ValueId, OpId] = {}
@@ -52,7 +74,6 @@ class _Order:
             for v in op.outputs:
                 if (argument := problem.values[v].overwrites) is not None:
                     self._overwriter[argument] = k
-        self._reads_left = Counter({v: len(r) for v, r in self._readers.items()})
         self._lacks = [
             sum(problem.producer[v] >= 0 for v in op.inputs) for op in problem.ops
         ]
@@ -70,8 +91,8 @@ class _Order:
                 schedule.append(following)
                 done.add(following)
                 for reached in self._step(following):
-                    if self._runs_early(reached):
-                        heapq.heappush(todo, reached)
+                    for early in self._early(reached, done):
+                        heapq.heappush(todo, early)
         return schedule
 
     def _step(self, op: OpId) -> set[OpId]:
@@ -82,24 +103,36 @@ class _Order:
             for reader in self._readers[v]:
                 self._lacks[reader] -= 1
                 reached.add(reader)
-        for v in spec.inputs:
-            self._reads_left[v] -= 1
-            if v in self._overwriter:
-                reached.add(self._overwriter[v])
+        reached |= {self._overwriter[v] for v in spec.inputs if v in self._overwriter}
         return reached
 
-    def _runs_early(self, op: OpId) -> bool:
+    def _early(self, op: OpId, done: Set[OpId]) -> list[OpId]:
+        """An op that can run early, and the scalars that it waits for; or nothing."""
+        if not self._may_run_early(op):
+            return []
+        found, todo = {op}, [op]
+        while todo:
+            spec = self.problem.ops[todo.pop()]
+            before = {self.problem.producer[v] for v in spec.inputs} - done - {-1}
+            if not before <= self._scalars:
+                return []
+            todo += before - found
+            found |= before
+        outputs = (v for each in found for v in self.problem.ops[each].outputs)
+        arguments = (self.problem.values[v].overwrites for v in outputs)
+        read = {k for a in arguments if a is not None for k in self._readers[a]}
+        return sorted(found) if read <= done | found else []
+
+    def _may_run_early(self, op: OpId) -> bool:
         spec = self.problem.ops[op]
+        lacks = self._lacks[op]
         return (
-            self._lacks[op] == 0
+            (lacks == 0 or (bool(self._scalars) and lacks <= _MOST_SCALARS))
             and spec.is_recomputable
             and not any(self._sizes[v] for v in spec.outputs)
-            and any(self.problem.producer[v] >= 0 for v in spec.inputs)
-            and all(self._may_overwrite(op, v) for v in spec.outputs)
-        )
-
-    def _may_overwrite(self, op: OpId, value: ValueId) -> bool:
-        argument = self.problem.values[value].overwrites
-        return argument is None or (
-            self._reads_left[argument] == (op in self._readers[argument])
+            and any(
+                self.problem.producer[v] >= 0
+                and self.problem.producer[v] not in self._scalars
+                for v in spec.inputs
+            )
         )

@@ -126,7 +126,7 @@ def profile(
         fixed=fixed,
         alignment=64 if platform == "cpu" else 256,
     )
-    order = early_order(problem)
+    order = early_order(problem, scalars_too=platform != "cpu")
     problem, units = in_order(problem, order), tuple(units[op] for op in order)
     calls = {
         op: programs[unit.root]
