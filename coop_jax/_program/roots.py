@@ -27,6 +27,7 @@ from .trace import Variable
 from .units import Graph
 
 _LOOPS = {"scan", "while", "cond"}
+_SUMS = {"add", "add_any"}
 
 
 def choose_roots(
@@ -161,23 +162,61 @@ def _merge_accumulations(
     call_of: dict[int, int] = {}
     for k in sorted(roots):
         name = graph.equations[k].primitive.name
-        if len(graph.equations[k].outputs) != 1 or name in _LOOPS | FUSIBLE:
+        is_product = name == "dot_general" or _turns_a_product(graph, k, roots)
+        if len(graph.equations[k].outputs) != 1 or name in _LOOPS:
+            continue
+        if name in FUSIBLE and not is_product:
             continue
         places = _places(owned.get(k, ()))
         # In a sum of several, a bias comes first.
-        most = None if name == "dot_general" else 1
+        most = None if is_product else 1
         for sum_, others in islice(_sums(graph, k), most):
             if owned.get(sum_) and name not in ACCUMULATING:
                 break
-            if any(places & _places(owned.get(call_of.get(x, x), ())) for x in others):
+            lies_in = {w for x in others for w in _writers(graph, x, call_of, owned)}
+            if any(places & _places(owned.get(writer, ())) for writer in lies_in):
                 roots.discard(k)
                 roots.add(sum_)
                 call_of[sum_] = k
                 break
 
 
+def _writers(
+    graph: Graph,
+    x: int,
+    call_of: Mapping[int, int],
+    owned: Mapping[int, Sequence[OwnedBuffer]],
+) -> set[int]:
+    """The equations whose names the bytes of an addend, or copies of it, may bear.
+
+    Of a sum that owns none, the call that XLA made of it, or whatever is added up.
+    """
+    found: set[int] = set()
+    todo = [x]
+    while todo:
+        k = todo.pop()
+        if k in call_of or owned.get(k):
+            found.add(call_of.get(k, k))
+        elif graph.equations[k].primitive.name in _SUMS | VIEWS | LAYOUTS:
+            sources = (graph.producer.get(v) for v in graph.reads(k))
+            todo += [source for source in sources if source is not None]
+    return found
+
+
+def _turns_a_product(graph: Graph, k: int, roots: set[int]) -> bool:
+    """Whether it is a product too (`_merge_turned`)."""
+    equation = graph.equations[k]
+    sources = [graph.producer.get(v, -1) for v in graph.reads(k)]
+    return equation.primitive.name == "transpose" and all(
+        source >= 0
+        and source not in roots
+        and graph.equations[source].primitive.name == "dot_general"
+        for source in sources
+    )
+
+
 def _sums(graph: Graph, k: int) -> Iterator[tuple[int, list[int]]]:
-    """The sums that an equation's result goes into one after the other.
+    """The sums that an equation's result, turned or not, goes into one after the other.
 
     Yields:
       Each with the producers of what is added; only sums that nothing else reads
@@ -189,10 +228,10 @@ def _sums(graph: Graph, k: int) -> Iterator[tuple[int, list[int]]]:
             return
         before, k = k, readers[0]
         name = graph.equations[k].primitive.name
-        if name in ("add", "add_any"):
+        if name in _SUMS:
             sources = (graph.producer.get(v) for v in graph.reads(k))
             yield k, [x for x in sources if x is not None and x != before]
-        elif name not in VIEWS:
+        elif name not in VIEWS | LAYOUTS:
             return
 
 
