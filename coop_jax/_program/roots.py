@@ -15,8 +15,7 @@ Six corrections to what the assignment says:
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import jax.numpy as jnp
 
@@ -168,13 +167,15 @@ def _merge_accumulations(
         if name in FUSIBLE and not is_product:
             continue
         places = _places(owned.get(k, ()))
-        # In a sum of several, a bias comes first.
-        most = None if is_product else 1
-        for sum_, others in islice(_sums(graph, k), most):
+        # A product may be turned, and in a sum of several a bias comes first.
+        through = _SUMS | VIEWS | LAYOUTS if is_product else set[str]()
+        for sum_, others in _sums(graph, k, through):
             if owned.get(sum_) and name not in ACCUMULATING:
                 break
-            lies_in = {w for x in others for w in _writers(graph, x, call_of, owned)}
-            if any(places & _places(owned.get(writer, ())) for writer in lies_in):
+            if is_product:
+                others = _writers(graph, others, call_of, owned)
+            # What is written later is written onto this one.
+            if any(w < k and places & _places(owned.get(w, ())) for w in others):
                 roots.discard(k)
                 roots.add(sum_)
                 call_of[sum_] = k
@@ -183,20 +184,20 @@ def _merge_accumulations(
 
 def _writers(
     graph: Graph,
-    x: int,
+    addends: Sequence[int],
     call_of: Mapping[int, int],
     owned: Mapping[int, Sequence[OwnedBuffer]],
-) -> set[int]:
-    """The equations whose names the bytes of an addend, or copies of it, may bear.
+) -> list[int]:
+    """The equations whose names the bytes of addends, or copies of them, may bear.
 
     Of a sum that owns none, the call that XLA made of it, or whatever is added up.
     """
-    found: set[int] = set()
-    todo = [x]
+    found: list[int] = []
+    todo = list(addends)
     while todo:
         k = todo.pop()
         if k in call_of or owned.get(k):
-            found.add(call_of.get(k, k))
+            found.append(call_of.get(k, k))
         elif graph.equations[k].primitive.name in _SUMS | VIEWS | LAYOUTS:
             sources = (graph.producer.get(v) for v in graph.reads(k))
             todo += [source for source in sources if source is not None]
@@ -215,8 +216,13 @@ def _turns_a_product(graph: Graph, k: int, roots: set[int]) -> bool:
     )
 
 
-def _sums(graph: Graph, k: int) -> Iterator[tuple[int, list[int]]]:
-    """The sums that an equation's result, turned or not, goes into one after the other.
+def _sums(graph: Graph, k: int, through: Set[str]) -> Iterator[tuple[int, list[int]]]:
+    """The sums that an equation's result goes into one after the other.
+
+    Args:
+      graph: of the program.
+      k: the equation.
+      through: equations that its result may pass on the way to the next sum.
 
     Yields:
       Each with the producers of what is added; only sums that nothing else reads
@@ -231,7 +237,7 @@ def _sums(graph: Graph, k: int) -> Iterator[tuple[int, list[int]]]:
         if name in _SUMS:
             sources = (graph.producer.get(v) for v in graph.reads(k))
             yield k, [x for x in sources if x is not None and x != before]
-        elif name not in VIEWS | LAYOUTS:
+        if name not in through:
             return
 
 
