@@ -173,9 +173,10 @@ def _merge_accumulations(
             if owned.get(sum_) and name not in ACCUMULATING:
                 break
             if is_product:
-                others = _writers(graph, others, call_of, owned)
-            # What is written later is written onto this one.
-            if any(w < k and places & _places(owned.get(w, ())) for w in others):
+                # What is written later is written onto this one.
+                written = _writers(graph, others, call_of, owned)
+                others = [w for w in written if w < k]
+            if any(places & _places(owned.get(w, ())) for w in others):
                 roots.discard(k)
                 roots.add(sum_)
                 call_of[sum_] = k
