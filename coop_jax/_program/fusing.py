@@ -29,6 +29,9 @@ So it makes one kernel of a softmax."""
 LAYOUTS = {"rev", "transpose"}
 """Equations that only move bytes about."""
 
+SUMS = {"add", "add_any"}
+"""Equations that add one array to another."""
+
 ACCUMULATING = {"scatter-add", "select_and_scatter_add"}
 """Equations that XLA makes onto what their result is added to."""
 

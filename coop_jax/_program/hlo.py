@@ -111,6 +111,11 @@ class OwnedBuffer:
     is_viewed: bool = False
     call: int = 0
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Allocation, offset and size."""
+        return self.allocation, self.offset, self.size
+
 
 def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
     """All buffers of a compiled program that some instruction writes.

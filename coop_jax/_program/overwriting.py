@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .._native.program_words import InplaceProgram
 from .cost import nbytes
-from .fusing import FUSIBLE
+from .fusing import FUSIBLE, SUMS
 from .hlo import OwnedBuffer
 from .trace import Equation, Literal, Variable
 from .units import Graph, Unit, has_call
@@ -85,7 +85,7 @@ class Overwriting:
         elif root.primitive.name in _UPDATES:
             operand = root.inputs[0]
             sources = [] if isinstance(operand, Literal) else [graph.resolve(operand)]
-        elif self._is_sum(unit.root) and has_call(graph.equations, unit):
+        elif root.primitive.name in SUMS and has_call(graph.equations, unit):
             reads = graph.reads(unit.root)
             sources = [v for v in reads if self._has_bytes_of(v, root)]
         else:
@@ -108,9 +108,6 @@ class Overwriting:
         avals = self._graph.program.avals
         a, b = avals[source], avals[root.outputs[0]]
         return nbytes(a) == nbytes(b) and a.dtype == b.dtype
-
-    def _is_sum(self, k: int) -> bool:
-        return self._name(k) in ("add", "add_any")
 
     def _moves(self, k: int) -> bool:
         return self._name(k) not in FUSIBLE or self._name(k) in _MOVING

@@ -19,14 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 import jax.numpy as jnp
 
-from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS, REDUCTIONS, VIEWS, fusible
+from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS, REDUCTIONS, SUMS, VIEWS, fusible
 from .hlo import OwnedBuffer
 from .shards import communicates
 from .trace import Variable
 from .units import Graph
 
 _LOOPS = {"scan", "while", "cond"}
-_SUMS = {"add", "add_any"}
 
 
 def choose_roots(
@@ -168,7 +167,7 @@ def _merge_accumulations(
             continue
         places = _places(owned.get(k, ()))
         # A product may be turned, and in a sum of several a bias comes first.
-        through = _SUMS | VIEWS | LAYOUTS if is_product else set[str]()
+        through = SUMS | VIEWS | LAYOUTS if is_product else set[str]()
         for sum_, others in _sums(graph, k, through):
             if owned.get(sum_) and name not in ACCUMULATING:
                 break
@@ -199,7 +198,7 @@ def _writers(
         k = todo.pop()
         if k in call_of or owned.get(k):
             found.append(call_of.get(k, k))
-        elif graph.equations[k].primitive.name in _SUMS | VIEWS | LAYOUTS:
+        elif graph.equations[k].primitive.name in SUMS | VIEWS | LAYOUTS:
             sources = (graph.producer.get(v) for v in graph.reads(k))
             todo += [source for source in sources if source is not None]
     return found
@@ -235,7 +234,7 @@ def _sums(graph: Graph, k: int, through: Set[str]) -> Iterator[tuple[int, list[i
             return
         before, k = k, readers[0]
         name = graph.equations[k].primitive.name
-        if name in _SUMS:
+        if name in SUMS:
             sources = (graph.producer.get(v) for v in graph.reads(k))
             yield k, [x for x in sources if x is not None and x != before]
         if name not in through:
@@ -243,7 +242,7 @@ def _sums(graph: Graph, k: int, through: Set[str]) -> Iterator[tuple[int, list[i
 
 
 def _places(buffers: Sequence[OwnedBuffer]) -> set[tuple[int, int, int]]:
-    return {(b.allocation, b.offset, b.size) for b in buffers}
+    return {b.place for b in buffers}
 
 
 def _add_narrow(graph: Graph, roots: set[int]) -> None:

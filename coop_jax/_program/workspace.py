@@ -35,7 +35,7 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
     # A loop writes its results over and over, in one place; a sum onto a copy of what
     # it adds to lies where that does.
     found.sort(key=lambda buffer: buffer.origin == "equation")
-    distinct = {_place(b): b for b in found}
+    distinct = {b.place: b for b in found}
     counted = []
     for buffer in distinct.values():
         if buffer.size in results and buffer.origin == "equation":
@@ -57,19 +57,15 @@ def without_starts(graph: Graph, units: Iterable[Unit], owned: Owned) -> Owned:
     kept = dict(owned)
     for root, inside in sums.items():
         written = {
-            _place(b) for k in inside for b in owned.get(k, ()) if b.opcode != "copy"
+            b.place for k in inside for b in owned.get(k, ()) if b.opcode != "copy"
         }
         sources = [graph.producer.get(v, -1) for v in graph.reads(root)]
         for k in (k for s in sources for k in (s, *sums.get(s, ()))):
             if k in owned and k not in inside:
                 kept[k] = [
-                    b for b in kept[k] if b.opcode != "copy" or _place(b) not in written
+                    b for b in kept[k] if b.opcode != "copy" or b.place not in written
                 ]
     return kept
-
-
-def _place(buffer: OwnedBuffer) -> tuple[int, int, int]:
-    return buffer.allocation, buffer.offset, buffer.size
 
 
 def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
