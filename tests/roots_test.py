@@ -130,5 +130,30 @@ def test_the_product_in_a_sum_costs_what_products_do() -> None:
     assert RATES["gpu"].launch < dot.cost <= add.cost
 
 
+def test_a_gradient_turned_twice_on_its_way_into_a_sum_is_not_turned() -> None:
+    square = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+
+    def tied(x, dlogits, embedded):
+        # The weight of `hidden @ embedding.T`, whose other gradient is a scatter.
+        gradient = (x.T @ dlogits).T.T + jnp.cumsum(embedded, 0)
+        norm = jnp.sum(gradient * gradient)
+        return jnp.sin(gradient), jnp.cos(gradient) * norm
+
+    args = (square,) * 3
+    traced = jax.jit(tied).trace(*args)
+    program = flat_step(traced, jax.tree.leaves(args)).program
+    held = ("dot_general", "cumsum", "sin", "cos")
+    buffers = [
+        buffer(k, "fusion", place)
+        for place, name in enumerate(held)
+        for k in equations(program, name)
+    ]
+    found = profiled(program, buffers)
+    # The sum lets go of both its terms; then nothing else reads the transposes.
+    names = [op.name for op in found.problem.ops]
+    assert "add" in names
+    assert "transpose" not in names
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

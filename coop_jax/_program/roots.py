@@ -1,6 +1,6 @@
 """Which equations become ops: what XLA gives bytes, by its buffer assignment.
 
-Six corrections to what the assignment says:
+Seven corrections to what the assignment says:
   * equations that XLA made one instruction are one unit;
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
   * a product and the transpose of it that owns its bytes are one unit;
@@ -11,7 +11,8 @@ Six corrections to what the assignment says:
     wrote something for it;
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
     its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
-    worth owning: keeping it can be cheaper than keeping what it is computed from.
+    worth owning: keeping it can be cheaper than keeping what it is computed from;
+  * so is, after all these, a transpose that several ops read which are not products.
 """
 
 from collections import defaultdict
@@ -64,6 +65,7 @@ def choose_roots(
     _merge_turned(graph, owned, roots)
     _merge_accumulations(graph, owned, roots)
     _add_narrow(graph, roots)
+    _add_turned(graph, roots)
     return roots
 
 
@@ -246,21 +248,10 @@ def _places(buffers: Sequence[OwnedBuffer]) -> set[tuple[int, int, int]]:
 
 
 def _add_narrow(graph: Graph, roots: set[int]) -> None:
-    """Makes roots of fused values that let go of twice their bytes or more.
-
-    And of transposes that others than products read: free next to what they transpose,
-    where XLA chooses the layout of both, they are strided copies in every reader behind
-    a barrier.
-    """
+    """Makes roots of fused values that let go of twice their bytes or more."""
     readers = reading_units(graph, roots)
-    for k, equation in enumerate(graph.equations):
-        if k in roots or equation.is_barrier or len(equation.outputs) != 1:
-            continue
-        if equation.primitive.name in VIEWS or len(readers.get(k, ())) < 2:
-            continue
-        if equation.primitive.name == "transpose":
-            if not _is_folded(graph, k):
-                roots.add(k)
+    for k in _read_by_several(graph, readers):
+        if graph.equations[k].primitive.name == "transpose":
             continue
         last = max(readers[k])
         let_go = sum(
@@ -268,8 +259,32 @@ def _add_narrow(graph: Graph, roots: set[int]) -> None:
             for v in graph.unit(k, roots).inputs
             if v in graph.producer and _last_reader(graph, v, k, roots) < last
         )
-        if 0 < graph.bytes(equation.outputs[0]) <= let_go / 2:
+        if 0 < graph.bytes(graph.equations[k].outputs[0]) <= let_go / 2:
             roots.add(k)
+
+
+def _add_turned(graph: Graph, roots: set[int]) -> None:
+    """Makes roots of transposes that others than products read.
+
+    Free next to what they transpose, where XLA chooses the layout of both, they are
+    strided copies in every reader behind a barrier.
+    """
+    for k in _read_by_several(graph, reading_units(graph, roots)):
+        if graph.equations[k].primitive.name == "transpose" and not _is_folded(
+            graph, k
+        ):
+            roots.add(k)
+
+
+def _read_by_several(graph: Graph, readers: Mapping[int, Set[int]]) -> list[int]:
+    """Fused equations that own bytes if they are roots, and have readers in two."""
+    return [
+        k
+        for k, found in sorted(readers.items())
+        if len(found) > 1
+        and len(graph.equations[k].outputs) == 1
+        and graph.equations[k].primitive.name not in VIEWS
+    ]
 
 
 def _last_reader(
