@@ -159,14 +159,25 @@ def test_no_array_of_zeros_stands_for_a_maximum_taken_into_a_pool() -> None:
 
 
 def planned_equations(
-    step: Callable, args: Sequence[Any], platform: str, again: int
+    step: Callable,
+    args: Sequence[Any],
+    platform: str,
+    again: int,
+    fused: str | None = None,
 ) -> list[Any]:
-    """Of the step with its first op once more in front of the op `again`."""
+    """Of the step with its first op once more in front of the op `again`.
+
+    Equations called `fused` own no bytes, whatever XLA:CPU gave them.
+    """
     flat = flat_step(jax.jit(step).trace(*args), args)
     program = flat.program
     _, buffers = flat.compile_with_buffers(
         lambda *values: program.evaluate(values, scope)
     )
+    unowned = [
+        scope(k) for k, e in enumerate(program.equations) if e.primitive.name == fused
+    ]
+    buffers = [b for b in buffers if not any(f"{s}/" in b.op_name for s in unowned)]
     found = profile(program, buffers, 0, platform)
     count = len(found.problem.ops)
     positions = [(0, again % count), *((k,) for k in range(1, count))]
@@ -206,6 +217,27 @@ def test_a_literal_that_xla_gpu_fuses_stays_a_constant(platform, passing) -> Non
     barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
     kinds = [v.aval.str_short() for e in barriers for v in e.invars]
     assert sum(kind.endswith("32[]") for kind in kinds) == passing
+
+
+@pytest.mark.parametrize(("platform", "written"), [("cpu", 0), ("gpu", 1)])
+def test_on_gpu_a_dropout_mask_is_written_for_a_softmax(platform, written) -> None:
+    def step(key, x, w):
+        def loss(x):
+            probabilities = jax.nn.softmax(x @ w)
+            kept = jax.random.bernoulli(key, 0.9, x.shape)
+            also = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.9, x.shape)
+            dropped = jnp.where(kept, probabilities, 0) @ w
+            return jnp.sum(jnp.where(also, jnp.tanh(dropped), 0) @ w)
+
+        return jax.grad(loss)(x)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    equations = planned_equations(step, [key, x, x], platform, 0, "exp")
+    barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
+    alone = [e.invars[0].aval for e in barriers if len(e.invars) == 1]
+    # Not the other mask, which no softmax reads.
+    assert sum(aval.dtype == bool for aval in alone) == written
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from .._program.profile import Profile
 from .._program.trace import Atom, Literal, Program, Variable, read
 from .._program.units import Unit, has_call
 from .parts import Positions, joined, overwriting, parts
+from .tiling import written_masks
 
 type Place = tuple[int, int]
 """An equation and one of its inputs."""
@@ -94,6 +95,7 @@ class _Emission:
         self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
         self.updates = overwriting(profile.problem)
         self.turned = _turned(self.program)
+        self.masks = written_masks(profile)
 
     def _compute_shared(self) -> dict[Variable, Any]:
         """What is made of gathered arguments, computed once, to be gathered once."""
@@ -230,6 +232,9 @@ class _Emission:
         root = self.program.equations[unit.root]
         if op in self.updates or root.primitive.name == "transpose":
             outputs = [_row_major(x) for x in outputs]
+        if op in self.masks:
+            outputs = lax.optimization_barrier(outputs)
+            local.update(zip(root.outputs, outputs, strict=True))
         self.env.update(zip(root.outputs, outputs, strict=True))
 
     def _ends(self, index: int, part: Sequence[OpId]) -> list[Variable]:
