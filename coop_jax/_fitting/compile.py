@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._loops.loop_sites import with_ruled_loops
+from .._program.aligning import aligned
 from .._program.cost import nbytes
 from .._program.hlo import (
     OwnedBuffer,
@@ -160,6 +161,8 @@ def flat_step(
         program, abstract = pinned(inside), inside.mapped.placed(abstract)
     elif options := _sharding_options(traced, program, platform):
         program = replace(program, **_partitioned(program, options))
+    elif platform == "gpu":
+        program = aligned(program)
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)
 
