@@ -15,8 +15,9 @@ arguments: XLA would make them as soon as it can, and copy the argument at the s
 whatever reads it later. Literals that a part spreads over an array pass the barrier
 too, but for those that XLA:GPU fuses: XLA would otherwise make that array once, at the
 very start, and keep it to the end. On GPU arrays are row-major behind a barrier: where
-it only sums them up, XLA would write them once more, turned around. The barriers vanish
-before buffer assignment and cost nothing at run time.
+it only sums them up, XLA would write them once more, turned around. A dropout mask that
+a softmax reads passes a barrier of its own there (`tiling`). The barriers vanish before
+buffer assignment and cost nothing at run time.
 """
 
 from collections.abc import Callable, Sequence, Set
