@@ -73,6 +73,24 @@ def test_a_head_and_its_gradients_are_padded_once_and_are_the_same() -> None:
         )
 
 
+def test_a_product_of_a_product_that_was_turned_is_the_same() -> None:
+    x, w, y = array(0, 16, 32), array(1, 32, WORDS), array(2, 16, WORDS)
+
+    def step(x, w, y):
+        turned = jnp.transpose(x @ w)
+        return turned @ x, y @ turned, jnp.transpose(turned)
+
+    before = program(step, x, w, y)
+    after = aligned(before)
+    assert not any(WORDS in shape for shape in shapes(after, "dot_general"))
+    for got, want in zip(
+        after.evaluate([x, w, y]), before.evaluate([x, w, y]), strict=True
+    ):
+        np.testing.assert_allclose(
+            got.astype(jnp.float32), want.astype(jnp.float32), rtol=2e-2, atol=0.5
+        )
+
+
 @pytest.mark.parametrize(
     ("x", "w"),
     [

@@ -28,9 +28,8 @@ type Extra = tuple[int, ...]
 
 def aligned(program: Program) -> Program:
     """The program with its large products of 16-bit floats padded as XLA:GPU does."""
-    if not any(map(_Aligner(program).extras, program.equations)):
-        return program
-    return _Aligner(program).run()
+    aligner = _Aligner(program)
+    return aligner.run() if any(map(aligner.extras, program.equations)) else program
 
 
 class _Aligner:
@@ -124,7 +123,7 @@ class _Aligner:
         if (v, extra) not in self.padded:
             found = self._new(v, extra)
             source = self.producer.get(v)
-            if source is not None and source.primitive.name == "transpose":
+            if source is not None and self._can_pad_before(source):
                 order = source.params["permutation"]
                 before = tuple(extra[order.index(d)] for d in range(len(order)))
                 inner = self._pad(source, source.variables[0], before)
@@ -137,6 +136,11 @@ class _Aligner:
                 self._append(equation, primitives.pad_p, params, (v, literal), found)
             self.padded[v, extra] = found
         return self.padded[v, extra]
+
+    def _can_pad_before(self, equation: Equation) -> bool:
+        is_transpose = equation.primitive.name == "transpose"
+        # Of what is cut behind its transpose there is nothing before.
+        return is_transpose and self.turning.keys().isdisjoint(equation.variables)
 
     def _new(self, like: Variable, extra: Extra) -> Variable:
         aval = self.avals[like]
