@@ -8,11 +8,10 @@ reads them twice: three times the bytes of a mask that is written and read.
 """
 
 from .._planning.types import OpId
+from .._program.cost import RANDOM
 from .._program.fusing import REDUCTIONS
 from .._program.profile import Profile
 from .._program.units import Unit
-
-_DRAWING = {"random_bits", "threefry2x32"}
 
 
 def written_masks(profile: Profile) -> set[OpId]:
@@ -24,8 +23,8 @@ def written_masks(profile: Profile) -> set[OpId]:
 
     def is_drawn(unit: Unit) -> bool:
         read = [units[maker[v]].root for v in unit.inputs if v in maker]
-        return equations[unit.root].primitive.name not in _DRAWING and any(
-            equations[k].primitive.name in _DRAWING for k in read
+        return equations[unit.root].primitive.name not in RANDOM and any(
+            equations[k].primitive.name in RANDOM for k in read
         )
 
     def normalises(unit: Unit) -> bool:

@@ -87,7 +87,7 @@ _FREE = {
     "gather", "dynamic_slice", "dynamic_update_slice", "split",
 }  # fmt: skip
 # A random word is an element's number, enciphered, and its halves joined.
-_RANDOM = {"random_bits": 100, "threefry2x32": 98}
+RANDOM = {"random_bits": 100, "threefry2x32": 98}
 _TRANSCENDENTAL_FLOPS = 8
 
 
@@ -168,7 +168,7 @@ def _jaxpr_flops(jaxpr: Any, weights: Mapping[str, float]) -> float:
 
 def _kind(name: str, params: dict[str, Any], outs: Sequence) -> tuple[str, int]:
     """What slow kind this is of, if any, and how many operations share its slowness."""
-    if name in _RANDOM:
+    if name in RANDOM:
         return "random", 1
     if name == "conv_general_dilated":
         groups = max(params["feature_group_count"], params["batch_group_count"])
@@ -225,7 +225,7 @@ def _pool_gradient_flops(
 flop_rules: dict[str, FlopRule] = {
     "dot_general": _dot_flops,
     "conv_general_dilated": _convolution_flops,
-    **{name: _random_flops(each) for name, each in _RANDOM.items()},
+    **{name: _random_flops(each) for name, each in RANDOM.items()},
     "reduce_window_max": _window_flops,
     "reduce_window_min": _window_flops,
     "reduce_window_sum": _window_flops,

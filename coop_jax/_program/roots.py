@@ -270,9 +270,8 @@ def _add_turned(graph: Graph, roots: set[int]) -> None:
     strided copies in every reader behind a barrier.
     """
     for k in _read_by_several(graph, reading_units(graph, roots)):
-        if graph.equations[k].primitive.name == "transpose" and not _is_folded(
-            graph, k
-        ):
+        is_transpose = graph.equations[k].primitive.name == "transpose"
+        if is_transpose and not _is_folded(graph, k):
             roots.add(k)
 
 
