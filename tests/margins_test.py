@@ -43,7 +43,7 @@ def test_what_piles_up_leaves_less_room_before_and_after() -> None:
         ),
         alignment=1,
     )
-    margins = with_margins(problem, as_planned(problem))
+    margins = with_margins(problem, as_planned(problem), 0.3)
     # Of the 200 at op 3, 100 are alive at op 0, 160 at op 2 and 140 at op 4.
     idle = {
         k: op.workspace for k, op in enumerate(margins.problem.ops) if not op.outputs
@@ -58,7 +58,7 @@ def test_what_piles_up_leaves_less_room_before_and_after() -> None:
 @given(st.integers(0, 2**32), st.floats(0.4, 1.0))
 def test_a_schedule_with_margins_is_one_without(seed: int, share: float) -> None:
     problem = random_problem(seed)
-    margins = with_margins(problem, as_planned(problem))
+    margins = with_margins(problem, as_planned(problem), 0.3)
     assert margins.without(program_order(margins.problem)) == program_order(problem)
     pool = math.ceil(share * max(live_bytes(problem, problem.program_order), default=0))
     planned = plan(margins.problem, pool, QUICK)
@@ -81,9 +81,10 @@ def test_where_packing_loses_bytes_margins_save_some(
         return [smallest(problem, is_packed=True).size for problem in problems]
 
     with_room = sizes()
-    monkeypatch.setattr(planner, "_MOST_LOST", math.inf)
+    monkeypatch.setattr(planner, "_MARGINS", ())
     without = sizes()
-    assert all(a <= b for a, b in zip(with_room, without, strict=True))
+    # Of those that are as small, the cheapest is taken.
+    assert all(a <= 1.005 * b for a, b in zip(with_room, without, strict=True))
     assert sum(with_room) < 0.96 * sum(without)
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from .planned import Planned, Positions
 from .types import Op, Problem
 
-_SHARE = 0.3
 _EVERY = 2
 
 
@@ -40,15 +39,16 @@ class Margins:
         )
 
 
-def with_margins(problem: Problem, planned: Planned) -> Margins:
+def with_margins(problem: Problem, planned: Planned, share: float) -> Margins:
     """Leaves room by what piles up in a schedule.
 
     Args:
       problem: ops in program order.
       planned: a schedule of it, whose fullest place counts.
+      share: of what has not piled up yet.
 
     Returns:
-      The problem in which every other place has as many bytes less as a share (0.3) of
+      The problem in which every other place has as many bytes less as that share of
       those values of the fullest place that are not yet, or no more, alive there.
     """
     piled = _piled_up(problem, planned)
@@ -56,7 +56,7 @@ def with_margins(problem: Problem, planned: Planned) -> Margins:
     ops: list[Op] = []
     homes: list[int] = []
     for k, op in enumerate(problem.ops):
-        margin = int(_SHARE * (most - piled[k]))
+        margin = int(share * (most - piled[k]))
         if margin and k % _EVERY == 0:
             ops.append(Op("idle", (), (), 0.0, margin, is_recomputable=False))
         homes.append(len(ops))

@@ -7,8 +7,8 @@
                   place) or, if none gets there, in strides to smaller pools: relieve a
                   schedule until it fits, trim what is not needed (`search`; several at
                   once: `crew`)
-        leave     room beside the fullest place, for the smallest pool: it packs better
-                  (`margins`)
+        leave     room beside the fullest place, for the smallest pool, in several ways,
+                  and go on down from each: it packs better (`margins`)
         refine    the best: leave it and come back by another way     (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
@@ -53,8 +53,10 @@ _HOPELESS_DOWN = (3, 1.04)
 _FAR_BEHIND = 1.1
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
-# Of the bytes alive at once, from which on it is worth a search of its own.
-_MOST_LOST = 1.04
+# Shares of what has not piled up; whether the loss in packing counts, idle ops and all.
+_MARGINS = ((0.2, False), (0.3, True), (0.4, False), (0.6, False))
+_AS_SMALL = 1.005
+_MOST_STRIDES = 40
 
 
 def plan(
@@ -242,13 +244,15 @@ def smallest(
         search = crew.lead
         best = known or _reach_in_vain(crew, effort)
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-        roomy = None
-        if best.size > _MOST_LOST * best.peak and not _is_long(problem):
-            work = functools.partial(_with_room, best=best, effort=effort)
-            roomy = crew.meanwhile(work)
+        roomy = [
+            crew.meanwhile(functools.partial(_with_room, best, *margins, effort))
+            for margins in (() if _is_long(problem) else _MARGINS)
+        ]
         best, is_near = _go_further(crew, best, effort)
-        if roomy is not None and roomy.result().size < best.size:
-            best = dataclasses.replace(roomy.result(), fits=True)
+        found = [best, *(work.result() for work in roomy)]
+        least = min(planned.size for planned in found)
+        near = [planned for planned in found if planned.size <= least * _AS_SMALL]
+        best = min(near, key=lambda planned: planned.cost)
         # What is left of a long way down is seldom the cheapest way to be there.
         ways = islice(_ways_down(problem), _WAYS_TO_THE_FLOOR if is_near else 0)
         enough = _enough_ways(problem)
@@ -274,7 +278,7 @@ def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
 
 def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
     """Goes on down from a schedule, refining where only packing is in the way."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(_MOST_STRIDES):
         search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
         reached = search.reach(best.positions)
         if reached.peak <= search.pool < reached.size:
@@ -307,15 +311,18 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> tuple[Planned, boo
     return best, True
 
 
-def _with_room(search: AnySearch, best: Planned, effort: Effort) -> Planned:
+def _with_room(
+    best: Planned, share: float, is_packed: bool, effort: Effort, search: AnySearch
+) -> Planned:
     """What a way down comes to that leaves room beside the fullest place."""
-    margins = with_margins(search.problem, best)
-    beside = open_search(margins.problem, best.peak, effort, is_packed=True)
+    margins = with_margins(search.problem, best, share)
+    beside = open_search(margins.problem, best.peak, effort, is_packed)
     beside.deadline = search.deadline
     beside.begin(best.peak)
     found = _descend(beside, best.peak)
     search.begin(best.size)
-    return search.at(margins.without(found.positions))
+    found = search.at(margins.without(found.positions))
+    return _deepen(search, dataclasses.replace(found, fits=True), effort)
 
 
 def _descend(search: AnySearch, target: int) -> Planned:
