@@ -124,6 +124,8 @@ class Workbench:
                 self._approach(room, effort)
             if not self._fitting(budget):
                 self.floor(effort)
+                if all(c.memory.temp <= room for c in self.candidates):
+                    self._approach(room, effort)  # from above no plan came so far
                 self._bisect(room, effort)
         fitting = self._fitting(budget)
         if not fitting:
@@ -308,12 +310,10 @@ class Workbench:
         if planned is None:
             return None
         candidate = self._compile(planned)
+        bytes_of = (room, aim, candidate.predicted, candidate.memory.temp)
         stage(
             "room for %s bytes of temporaries: aimed at %s, predicted %s, XLA used %s",
-            *(
-                f"{n:,}"
-                for n in (room, aim, candidate.predicted, candidate.memory.temp)
-            ),
+            *(f"{n:,}" for n in bytes_of),
         )
         return candidate
 

@@ -1,0 +1,41 @@
+"""The loop around a planner: what is asked for where a first way leads nowhere."""
+
+import dataclasses
+
+import jax
+import pytest
+from small_step import SHAPES, train_step
+
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.solve import Workbench
+from coop_jax._planning import planner
+from coop_jax._planning.planner import Effort
+from coop_jax._planning.policies import PLANNERS, Planner
+
+QUICK = Effort(rounds=5)
+
+
+def workbench():
+    traced = jax.jit(train_step, donate_argnums=0).trace(*SHAPES)
+    return Workbench(flat_step(traced, jax.tree.leaves(SHAPES)))
+
+
+def plan_from_known(problem, pool, effort, starts):
+    """Gets to a pool only from plans that are known."""
+    found = planner.plan(problem, pool, effort, starts, is_packed=True)
+    return found if starts else dataclasses.replace(found, fits=False)
+
+
+def test_where_only_the_smallest_fits_plans_start_from_it():
+    smallest = workbench()
+    floor = smallest.floor(QUICK)
+    budget = (floor.memory.total + smallest.unplanned.total) // 2
+    bench = workbench()
+    bench.planner = Planner(plan_from_known, PLANNERS["coop"].smallest)
+    found = bench.fit(budget, QUICK)
+    assert found.memory.total <= budget
+    assert found.cost < 0.9 * floor.cost
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
