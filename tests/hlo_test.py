@@ -57,6 +57,22 @@ def test_every_result_has_its_name_and_its_size() -> None:
     assert not last.is_temporary
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="layouts of XLA:CPU")
+def test_a_copy_turned_around_for_a_product_is_told_apart() -> None:
+    def step(x, y, w):
+        with jax.named_scope("made"):
+            y = jnp.tanh(y)
+        with jax.named_scope("product"):
+            gradient = lax.dot_general(y, x, (((0, 1), (0, 1)), ((), ()))).T
+        return gradient * 2, jnp.sum(jnp.sin(y @ w))
+
+    shapes = float32(8, 64, 32), float32(8, 64, 128), float32(128, 32)
+    value, copy = named(owned_buffers(compiled(step, *shapes)), "made")
+    assert value.size == copy.size == 8 * 64 * 128 * 4
+    assert not value.turned_for
+    assert "product/" in copy.turned_for
+
+
 def test_what_xla_makes_of_constants_alone_is_told_apart() -> None:
     def pooled(x):
         pool = lambda x: lax.reduce_window(  # noqa: E731

@@ -430,6 +430,25 @@ def test_room_that_xla_found_in_an_argument_is_still_needed() -> None:
     assert found.problem.ops[-1].workspace == 2 * 4096
 
 
+def test_what_is_turned_around_for_a_product_counts_to_the_product() -> None:
+    """Of a product and its transpose XLA makes one call, under the latter's name."""
+
+    def gradient(x, y):
+        return (x.T @ jnp.tanh(y)).T * 2
+
+    step = profiled(gradient, SQUARE, SQUARE)[1]
+    value, product = (owned(step, name, 64 * 64 * 4) for name in ("tanh", "transpose"))
+    copy = dataclasses.replace(value, offset=1 << 20, turned_for=product.op_name)
+    found = profile(step.program, [value, copy], 0, "cpu").problem.ops
+    taken = {op.name.split(" ")[0]: op.workspace for op in found}
+    assert taken["tanh"] == 0
+    assert taken["dot_general"] == 64 * 64 * 4
+    unturned = dataclasses.replace(copy, turned_for="")
+    found = profile(step.program, [value, unturned], 0, "cpu").problem.ops
+    taken = {op.name.split(" ")[0]: op.workspace for op in found}
+    assert taken["tanh"] == 64 * 64 * 4
+
+
 def test_an_operand_that_xla_wrote_under_no_name_is_not_counted_twice() -> None:
     _, step, _ = profiled(lambda x: (x @ x) * 2, SQUARE)
     turned = owned(step, "mul", 64 * 64 * 4, origin="reader")

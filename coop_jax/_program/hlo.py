@@ -73,6 +73,8 @@ _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
 
 _CALLS = ("convolution", "dot")
+_VIEWS = {"parameter", "bitcast", "reshape"}
+_COPIES = {*_VIEWS, "copy", "transpose"}
 
 _NAMELESS = 8
 """Instructions without a name that may lie between one and its name."""
@@ -99,6 +101,9 @@ class OwnedBuffer:
         those is the operand itself.
       call: bytes of the result of a product or convolution that XLA left no name, if
         this is that or made up for it to read; then `op_name` is that of its reader.
+      turned_for: if this is nothing but a copy in another layout, for products or
+        convolutions alone to read, the name of the first of them. XLA names such a copy
+        after what it copies.
     """
 
     op_name: str
@@ -110,6 +115,7 @@ class OwnedBuffer:
     origin: Literal["equation", "reader", "constants"] = "equation"
     is_viewed: bool = False
     call: int = 0
+    turned_for: str = ""
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -163,6 +169,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     origin or "equation",
                     names.is_viewed(instruction),
                     0 if call is None else sizes.get(call.id, 0),
+                    "" if origin else names.turned_for(instruction),
                 )
                 for name in owners
             ]
@@ -190,6 +197,9 @@ class _Names:
     def __init__(self, module: Any, instructions: dict[int, Any]) -> None:
         self._instructions = instructions
         self._roots = {c.id: c.root_id for c in module.computations}
+        self._opcodes = {
+            c.id: {i.opcode for i in c.instructions} for c in module.computations
+        }
         self._arguments = {
             i.metadata.op_name
             for c in module.computations
@@ -231,6 +241,25 @@ class _Names:
 
     def _is_call(self, instruction: Any) -> bool:
         return self._computing(instruction, []).opcode in _CALLS
+
+    def turned_for(self, instruction: Any) -> str:
+        """The name of the first call that reads this copy, if calls alone do."""
+        opcodes = {instruction.opcode}
+        if instruction.opcode == "fusion":
+            opcodes = self._opcodes[instruction.called_computation_ids[0]]
+        if opcodes <= _VIEWS or not opcodes <= _COPIES:
+            return ""
+        readers = self._beyond_views(instruction)
+        is_for_calls = readers and all(self._is_call(reader) for reader in readers)
+        return self.of(readers[0], []) if is_for_calls else ""
+
+    def _beyond_views(self, instruction: Any) -> list[Any]:
+        """What reads it, or a bitcast of it."""
+        found = []
+        for reader in self._readers[instruction.id]:
+            is_view = reader.opcode == "bitcast"
+            found += self._beyond_views(reader) if is_view else [reader]
+        return found
 
     def is_viewed(self, instruction: Any) -> bool:
         """Whether nothing but bitcasts reads it."""

@@ -28,7 +28,7 @@ from .roots import choose_roots
 from .shards import communicates, localized
 from .trace import Equation, Literal, Program, Variable
 from .units import Graph, Unit, has_call
-from .workspace import Owned, without_starts, workspace
+from .workspace import Owned, with_turned_operands, without_starts, workspace
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
 
@@ -116,6 +116,7 @@ def profile(
     left = [b for b in made_up if _equation(b) not in pools]
     standing, spread = _constants(graph, units, left)
     owned = without_starts(graph, units, owned)
+    owned = with_turned_operands(graph, owned, _equation_of)
     overwriting = Overwriting(graph, units, owned, programs)
     builder = _ProblemBuilder(graph, owned, spread, rates, programs, overwriting)
     for unit in units:
@@ -161,7 +162,11 @@ def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
 
 
 def _equation(buffer: OwnedBuffer) -> int | None:
-    scopes = _SCOPE.findall(buffer.op_name)
+    return _equation_of(buffer.op_name)
+
+
+def _equation_of(op_name: str) -> int | None:
+    scopes = _SCOPE.findall(op_name)
     return int(scopes[-1]) if scopes else None
 
 

@@ -1,6 +1,7 @@
 """Bytes that an op takes beside its operands and results, from XLA's own buffers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from .fusing import FUSIBLE, LAYOUTS
 from .hlo import OwnedBuffer
@@ -66,6 +67,40 @@ def without_starts(graph: Graph, units: Iterable[Unit], owned: Owned) -> Owned:
                     b for b in kept[k] if b.opcode != "copy" or b.place not in written
                 ]
     return kept
+
+
+def with_turned_operands(
+    graph: Graph, owned: Owned, equation_of: Callable[[str], int | None]
+) -> Owned:
+    """The buffers with what XLA turned around for a product counted to the product.
+
+    XLA names such a copy after what it copies; in a plan it stands while the product
+    runs. A transpose itself keeps what it wrote.
+
+    Args:
+      graph: of the program.
+      owned: what XLA assigned to each equation.
+      equation_of: finds the equation of a name.
+    """
+    kept = {k: [b for b in found if not b.turned_for] for k, found in owned.items()}
+    for k, found in owned.items():
+        is_layout = graph.equations[k].primitive.name in LAYOUTS
+        for buffer in (b for b in found if b.turned_for):
+            reader = None if is_layout else equation_of(buffer.turned_for)
+            if reader is None:
+                kept[k].append(buffer)
+            else:
+                product = _turned_product(graph, reader)
+                kept.setdefault(product, []).append(replace(buffer, origin="reader"))
+    return kept
+
+
+def _turned_product(graph: Graph, k: int) -> int:
+    """The product that a transpose turns: XLA:CPU makes one call of both."""
+    sources = [graph.producer.get(v, -1) for v in graph.reads(k)]
+    is_transpose = graph.equations[k].primitive.name == "transpose"
+    names = {graph.equations[s].primitive.name for s in sources if s >= 0}
+    return sources[0] if is_transpose and names == {"dot_general"} else k
 
 
 def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
