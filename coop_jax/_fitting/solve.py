@@ -6,7 +6,7 @@
                well under it: aim higher once
     floor      no plan fits: the smallest pool the planner can reach, compiled
     near       asked for the smallest: the cheapest within two percent of that
-    bisect     between the floor and the nearest miss
+    bisect     between the floor and the nearest miss; aim anew if nothing missed
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
 with in-place calls, if those can be compiled.
@@ -125,7 +125,7 @@ class Workbench:
             if not self._fitting(budget):
                 self.floor(effort)
                 if all(c.memory.temp <= room for c in self.candidates):
-                    self._approach(room, effort)  # from above no plan came so far
+                    self._approach(room, effort)
                 self._bisect(room, effort)
         fitting = self._fitting(budget)
         if not fitting:

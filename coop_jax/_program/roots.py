@@ -208,14 +208,8 @@ def _writers(
 
 def _turns_a_product(graph: Graph, k: int, roots: set[int]) -> bool:
     """Whether it is a product too (`_merge_turned`)."""
-    equation = graph.equations[k]
-    sources = [graph.producer.get(v, -1) for v in graph.reads(k)]
-    return equation.primitive.name == "transpose" and all(
-        source >= 0
-        and source not in roots
-        and graph.equations[source].primitive.name == "dot_general"
-        for source in sources
-    )
+    product = graph.turned_product(k)
+    return product is not None and product not in roots
 
 
 def _sums(graph: Graph, k: int, through: Set[str]) -> Iterator[tuple[int, list[int]]]:

@@ -83,6 +83,13 @@ class Graph:
         size = self.program.sizes.get(variable)
         return nbytes(self.program.avals[variable]) if size is None else size
 
+    def turned_product(self, k: int) -> int | None:
+        """The product that an equation turns around, if it is such a transpose."""
+        sources = [self.producer.get(v, -1) for v in self.reads(k)]
+        names = {self.equations[s].primitive.name for s in sources if s >= 0}
+        is_transpose = self.equations[k].primitive.name == "transpose"
+        return sources[0] if is_transpose and names == {"dot_general"} else None
+
     def is_read_by_caller(self, k: int) -> bool:
         return any(v in self.outputs for v in self.equations[k].outputs)
 

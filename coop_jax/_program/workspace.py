@@ -75,7 +75,8 @@ def with_turned_operands(
     """The buffers with what XLA turned around for a product counted to the product.
 
     XLA names such a copy after what it copies; in a plan it stands while the product
-    runs. A transpose itself keeps what it wrote.
+    runs. A transpose itself keeps what it wrote. Of a product and a transpose of it
+    XLA:CPU makes one call, under the name of the latter.
 
     Args:
       graph: of the program.
@@ -90,17 +91,10 @@ def with_turned_operands(
             if reader is None:
                 kept[k].append(buffer)
             else:
-                product = _turned_product(graph, reader)
-                kept.setdefault(product, []).append(replace(buffer, origin="reader"))
+                product = graph.turned_product(reader)
+                call = reader if product is None else product
+                kept.setdefault(call, []).append(replace(buffer, origin="reader"))
     return kept
-
-
-def _turned_product(graph: Graph, k: int) -> int:
-    """The product that a transpose turns: XLA:CPU makes one call of both."""
-    sources = [graph.producer.get(v, -1) for v in graph.reads(k)]
-    is_transpose = graph.equations[k].primitive.name == "transpose"
-    names = {graph.equations[s].primitive.name for s in sources if s >= 0}
-    return sources[0] if is_transpose and names == {"dot_general"} else k
 
 
 def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
