@@ -1,6 +1,7 @@
 #include "packing.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -113,14 +114,15 @@ class Occupied {
     });
   }
 
-  // Bytes that are taken at some time that the buffer is alive, sorted.
+  // Bytes that are taken at some time that the buffer is alive, sorted by the first.
   const std::vector<Chunk>& Beside(const Buffer& buffer) {
     found_.clear();
     Visit(buffer, 1, 0, leaves_, [this](Node* node, bool is_covered) {
       const std::vector<Chunk>& taken = is_covered ? node->below : node->throughout;
       found_.insert(found_.end(), taken.begin(), taken.end());
     });
-    std::sort(found_.begin(), found_.end());
+    std::sort(found_.begin(), found_.end(),
+              [](const Chunk& a, const Chunk& b) { return a.first < b.first; });
     return found_;
   }
 
@@ -162,19 +164,20 @@ int64_t BestGap(const std::vector<Chunk>& chunks, int64_t size) {
   return best < 0 ? start : best;
 }
 
-// The block's size when buffers are placed in this order.
+// The block's size when buffers are placed in this order, or `most` if it is no less.
 int64_t Pack(const std::vector<Buffer>& buffers, const std::vector<int32_t>& order,
-             int32_t positions, int64_t alignment) {
+             int32_t positions, int64_t alignment, int64_t most) {
   Occupied occupied(positions);
   int64_t peak = 0;
   for (int32_t index : order) {
+    if (peak >= most) return most;
     const Buffer& buffer = buffers[index];
     const int64_t offset = BestGap(occupied.Beside(buffer), buffer.size);
     const int64_t end = offset + buffer.size;
     peak = std::max(peak, end);
     occupied.Add(buffer, {offset, (end + alignment - 1) / alignment * alignment});
   }
-  return peak;
+  return std::min(peak, most);
 }
 
 }  // namespace
@@ -183,20 +186,21 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
   const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
   const int32_t positions = static_cast<int32_t>(schedule.size()) + 1;
   std::vector<int32_t> order(buffers.size());
-  const auto pack_by = [&](auto key) {
+  const auto pack_by = [&](auto key, int64_t most) {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
       return key(buffers[a]) > key(buffers[b]);
     });
-    return Pack(buffers, order, positions, problem.alignment);
+    return Pack(buffers, order, positions, problem.alignment, most);
   };
-  const int64_t spatial = pack_by([](const Buffer& buffer) {
+  const auto by_size = [](const Buffer& buffer) {
     return std::make_tuple(buffer.size, buffer.end - buffer.start);
-  });
-  const int64_t temporal = pack_by([](const Buffer& buffer) {
+  };
+  const auto by_duration = [](const Buffer& buffer) {
     return std::make_tuple(buffer.end - buffer.start, buffer.size);
-  });
-  return std::min(spatial, temporal);
+  };
+  const int64_t spatial = pack_by(by_size, std::numeric_limits<int64_t>::max());
+  return pack_by(by_duration, spatial);
 }
 
 }  // namespace coop_jax

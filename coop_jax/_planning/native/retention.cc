@@ -62,6 +62,7 @@ Retention::Retention(const Problem& problem)
       is_dirty_(length_, true),
       first_changed_(0),
       last_changed_(length_),
+      place_(length_),
       seen_(problem.sizes.size()) {
   std::iota(dirty_.begin(), dirty_.end(), 0);
   for (OpId k = 0; k < length_; ++k) {
@@ -364,10 +365,8 @@ int64_t Retention::GroupPeak(int32_t position) {
   const int64_t low = Key(0, position), high = Key(0, position + 1);
   born_.assign(group.size(), 0);
   dying_.assign(group.size(), 0);
-  const auto index = [&](int64_t key) {
-    const OpId op = static_cast<OpId>(key - low);
-    return std::lower_bound(group.begin(), group.end(), op) - group.begin();
-  };
+  for (size_t i = 0; i < group.size(); ++i) place_[group[i]] = static_cast<int32_t>(i);
+  const auto index = [&](int64_t key) { return place_[key - low]; };
   ++stamp_;
   int64_t live = 0;
   for (OpId k : group) {

@@ -112,6 +112,7 @@ class Retention {
   // Kept between calls for their memory.
   std::vector<Segment> new_segments_;
   std::vector<int64_t> born_, dying_;
+  std::vector<int32_t> place_;
   std::vector<ValueId> taken_;
   std::vector<int32_t> seen_;
   int32_t stamp_ = 0;
