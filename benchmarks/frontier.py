@@ -11,8 +11,8 @@ Budgets of one model share a workbench, so that a later budget profits from the
 programs compiled for the earlier ones; `--cold` gives each its own, as a single call of
 `coop_jax.remat` has. `--read` judges rows that earlier runs wrote, together.
 
-Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes, flops and the
-traffic of the kernels (`benchmarks.traffic`) only.
+Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes, flops, the
+traffic of the kernels and the least time they can take (`benchmarks.roofline`) only.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from .frontier_rows import (
 from .models import MODELS, POLICIES, SCANNED, TrainingStep, build
 from .paired_compiles import paired_compiles
 from .paired_times import copies, paired_times
-from .traffic import traffic
+from .roofline import Roofline, roofline
 
 _SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
 
@@ -152,7 +152,7 @@ class Sweep:
         self.entries: list[Entry] = []
         self._finished: list[MemoryUse] = []  # the very objects
         self.step = self._flatten(self._trace(model))
-        self._flops, self._moved = 1.0, 1
+        self._flops, self._least = 1.0, Roofline(1, 1.0)
         self._counted = program_flops(self.step.program)
         self.unplanned = self._add_plain()
         self.bench = self._add_flat()
@@ -173,7 +173,7 @@ class Sweep:
     def _add_plain(self) -> MemoryUse:
         compiled, seconds = _compiled(self.step.traced)
         self._flops = _xla_flops(compiled) or 1.0
-        self._moved = self._traffic(compiled) or 1
+        self._least = self._roofline(compiled) or self._least
         row = self._row(PLAIN, "", compiled, counted_flops=1.0)
         row = dataclasses.replace(row, compile_seconds=seconds, compiles=1)
         self._add(row, compiled)
@@ -255,7 +255,7 @@ class Sweep:
         # XLA counts one iteration of a loop.
         is_counted = self.model.name in SCANNED
         flops = None if is_counted else _xla_flops(compiled)
-        moved = self._traffic(compiled)
+        least = self._roofline(compiled)
         return Row(
             self.model.name,
             program,
@@ -263,14 +263,15 @@ class Sweep:
             measured=memory.total,
             temp=memory.temp,
             flops=None if flops is None else flops / self._flops,
-            traffic=None if moved is None else moved / self._moved,
+            traffic=least and least.bytes / self._least.bytes,
+            roofline=least and least.seconds / self._least.seconds,
             **columns,
         )
 
-    def _traffic(self, compiled: Any) -> int | None:
-        """Bytes that its kernels move, where they cannot be timed."""
+    def _roofline(self, compiled: Any) -> Roofline | None:
+        """What its kernels take, where they cannot be timed."""
         is_described = self.settings.backend == "h200"
-        return traffic(compiled.as_text()) if is_described else None
+        return roofline(compiled.as_text()) if is_described else None
 
     def _add(self, row: Row, run: Callable | None) -> None:
         self.entries.append(Entry(row, run if self.settings.runs else None))

@@ -62,6 +62,13 @@ def time_ratio(row: Row, base: Row) -> float | None:
     return row.time_over(base)
 
 
+def roofline_ratio(row: Row, base: Row) -> float | None:
+    """Least seconds of one over the other's."""
+    if row.roofline is None or base.roofline is None:
+        return None
+    return row.roofline / base.roofline
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Infinite if one is."""
     if math.inf in values:
@@ -158,21 +165,24 @@ def _flops_at_policies(rows: Sequence[Row]) -> Verdict:
     return not over, f"{reached}; {over} of {len(found)} over"
 
 
-def _time_at_policies(rows: Sequence[Row]) -> Verdict:
-    found = _at_policies(rows, time_ratio)
-    if not any(math.isfinite(value) for value, _ in found):
-        return None, "not measured"
-    medians = [
-        statistics.median(value for value, _ in of_model)
-        for model in by_model(rows).values()
-        if (of_model := _at_policies(model, time_ratio))
-    ]
-    median = statistics.median(medians)
-    worst, where = max(found)
-    over = sum(value > _MOST_AT_POLICY for value, _ in found)
-    reached = f"median over models {median:.3f}, worst {worst:.3f} ({where})"
-    passed = median <= _MOST_MEDIAN_TIME and not over
-    return passed, f"{reached}; {over} of {len(found)} over {_MOST_AT_POLICY}"
+def _time_at_policies(ratio: Ratio) -> Callable[[Sequence[Row]], Verdict]:
+    def check(rows: Sequence[Row]) -> Verdict:
+        found = _at_policies(rows, ratio)
+        if not any(math.isfinite(value) for value, _ in found):
+            return None, "not measured"
+        medians = [
+            statistics.median(value for value, _ in of_model)
+            for model in by_model(rows).values()
+            if (of_model := _at_policies(model, ratio))
+        ]
+        median = statistics.median(medians)
+        worst, where = max(found)
+        over = sum(value > _MOST_AT_POLICY for value, _ in found)
+        reached = f"median over models {median:.3f}, worst {worst:.3f} ({where})"
+        passed = median <= _MOST_MEDIAN_TIME and not over
+        return passed, f"{reached}; {over} of {len(found)} over {_MOST_AT_POLICY}"
+
+    return check
 
 
 def _overhead(budget: str, ratio: Ratio) -> Callable[[Sequence[Row]], Verdict]:
@@ -266,10 +276,13 @@ _CHECKS: Iterable[tuple[str, Callable[[Sequence[Row]], Verdict]]] = (
     ("a smaller budget, or any, measured more bytes", _monotone),
     ("cost rises with the budget", _sweep),
     (f"flops of coop / policy at its bytes <= {_MOST_AT_POLICY}", _flops_at_policies),
-    (
-        f"time of coop / policy at its bytes <= {_MOST_AT_POLICY}, median over models "
-        f"<= {_MOST_MEDIAN_TIME}",
-        _time_at_policies,
+    *(
+        (
+            f"{what} of coop / policy at its bytes <= {_MOST_AT_POLICY}, median over "
+            f"models <= {_MOST_MEDIAN_TIME}",
+            _time_at_policies(ratio),
+        )
+        for what, ratio in (("time", time_ratio), ("roofline", roofline_ratio))
     ),
     (f"floor / temp of nothing_saveable <= {_MOST_FLOOR}", _floor),
     *(

@@ -6,7 +6,8 @@ from .frontier_rows import PLAIN, Row, find
 
 _HEADINGS = (
     "program", "budget", "requested MB", "measured MB", "temp MB", "flops", "traffic",
-    "time", "plan s", "compile s", "compiles", "compile", "predicted", "error",
+    "roofline", "time", "plan s", "compile s", "compiles", "compile", "predicted",
+    "error",
 )  # fmt: skip
 _NOTHING = "-"
 
@@ -57,6 +58,7 @@ def _cells(row: Row, plain: Row) -> tuple[str, ...]:
         _megabytes(row.temp),
         _number(row.overhead, ".3f"),
         _number(row.traffic, ".3f"),
+        _number(row.roofline, ".3f"),
         _number(row.time_over(plain), ".3f"),
         _number(row.plan_seconds, ".1f"),
         _number(row.compile_seconds, ".1f"),

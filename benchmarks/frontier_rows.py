@@ -39,6 +39,8 @@ class Row:
       counted_flops: of the traced or emitted program, over those of `PLAIN`.
       traffic: bytes that kernels read and write (`benchmarks.traffic`), over those of
         `PLAIN`; for a card that is only described.
+      roofline: least seconds that they can take (`benchmarks.roofline`), over those of
+        `PLAIN`; likewise.
       estimated_time: seconds by the planner's cost model, over those of `PLAIN`.
       seconds: of every timed step; entry i of every row is from round i.
       plan_seconds: spent planning for this row alone.
@@ -62,6 +64,7 @@ class Row:
     flops: float | None = None
     counted_flops: float | None = None
     traffic: float | None = None
+    roofline: float | None = None
     estimated_time: float | None = None
     seconds: tuple[float, ...] = ()
     plan_seconds: float = 0.0

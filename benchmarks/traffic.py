@@ -1,14 +1,14 @@
-"""Bytes that the kernels of a compiled program read and write.
+"""What the kernels of a compiled program read, write and multiply.
 
-What a step takes on a GPU beside its matrix products is mostly this, and it can be read
-without a card. Each kernel (fusion, library call, copy) counts its operands and results
-once, without the scratch of library calls; of what it only takes slices of, or writes a
-slice into, the slices; and the bodies of loops as often as they run.
+What a step takes on a GPU is mostly this, and it can be read without a card. Each
+kernel (fusion, library call, copy) counts its operands and results once, without the
+scratch of library calls; of what it only takes slices of, or writes a slice into, the
+slices; and the bodies of loops as often as they run.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _INSTRUCTION = re.compile(
@@ -20,6 +20,8 @@ _ARRAY = re.compile(r"([a-z]+\d*)\w*\[([\d,]*)\]")
 _SCRATCH = re.compile(r"s8\[\d+\]")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _NAMED = r"{}=%?([\w.\-]+)"
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]')
+_KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _FREE = {
     "after-all", "bitcast", "constant", "get-tuple-element", "iota", "parameter",
     "partition-id", "replica-id", "tuple",
@@ -29,9 +31,27 @@ _SLICES = {"dynamic-slice", "slice", "gather"}
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch.
+
+    Attributes:
+      bytes: that it reads and writes.
+      flops: of its matrix products and convolutions.
+      kind: element type of what it multiplies, such as "bf16"; "" where nothing is.
+      times: how often it runs.
+    """
+
+    bytes: int
+    flops: float
+    kind: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Instruction:
     name: str
     op: str
+    type: str
     size: int
     operands: tuple[str, ...]
     line: str
@@ -50,12 +70,44 @@ def traffic(hlo: str) -> int:
     Args:
       hlo: `compiled.as_text()`.
     """
+    return sum(kernel.bytes * kernel.times for kernel in kernels(hlo))
+
+
+def kernels(hlo: str) -> list[Kernel]:
+    """All that a program launches; of branches, those that move most.
+
+    Args:
+      hlo: `compiled.as_text()`.
+    """
     computations, entry = _parsed(hlo)
-    return _of(computations[entry], computations)
+    return list(_kernels(computations[entry], computations, 1))
 
 
-def _of(body: _Computation, computations: Mapping[str, _Computation]) -> int:
-    return sum(_moved(i, body, computations) for i in body.values())
+def _kernels(
+    body: _Computation, computations: Mapping[str, _Computation], times: int
+) -> Iterator[Kernel]:
+    for instruction in body.values():
+        match instruction.op:
+            case op if op in _FREE or op.endswith("-done"):
+                continue
+            case "while":
+                trips = _TRIPS.search(instruction.line)
+                often = times * (int(trips.group(1)) if trips else 1)
+                inside = computations[instruction.named("body")]
+                yield from _kernels(inside, computations, often)
+            case "conditional":
+                branches = re.search(r"branch_computations=\{(.*?)\}", instruction.line)
+                names = branches.group(1).split(", ") if branches else []
+                names = names or [instruction.named(f"{b}_computation") for b in _BOTH]
+                inside = [computations[name.lstrip("%")] for name in names]
+                launched = [list(_kernels(i, computations, times)) for i in inside]
+                yield from max(launched, key=lambda ks: sum(k.bytes for k in ks))
+            case "call":
+                inside = computations[instruction.named("to_apply")]
+                yield from _kernels(inside, computations, times)
+            case _:
+                moved = _moved(instruction, body, computations)
+                yield Kernel(moved, *_products(instruction, body, computations), times)
 
 
 def _moved(
@@ -65,21 +117,6 @@ def _moved(
 ) -> int:
     sizes = [body[name].size for name in instruction.operands if name in body]
     match instruction.op:
-        case op if op in _FREE:
-            return 0
-        case "while":
-            trips = _TRIPS.search(instruction.line)
-            inside = _of(computations[instruction.named("body")], computations)
-            return inside * (int(trips.group(1)) if trips else 1)
-        case "conditional":
-            branches = re.search(r"branch_computations=\{(.*?)\}", instruction.line)
-            names = branches.group(1).split(", ") if branches else []
-            names = names or [instruction.named(f"{b}_computation") for b in _BOTH]
-            return max(_of(computations[n.lstrip("%")], computations) for n in names)
-        case "call":
-            return _of(computations[instruction.named("to_apply")], computations)
-        case op if op.endswith("-done"):
-            return 0
         case "copy-start":
             return 2 * sum(sizes)
         case "fusion" | "fusion-start":
@@ -90,6 +127,37 @@ def _moved(
             return 2 * sizes[1]
         case _:
             return instruction.size + sum(sizes)
+
+
+def _products(
+    instruction: _Instruction,
+    body: _Computation,
+    computations: Mapping[str, _Computation],
+) -> tuple[float, str]:
+    """Flops of matrix products and convolutions, and the element type."""
+    if instruction.op in ("fusion", "fusion-start"):
+        inside = computations[instruction.named("calls")]
+        found = [_products(i, inside, computations) for i in inside.values()]
+        return sum(flops for flops, _ in found), max((k for _, k in found), default="")
+    operands = [_array(body[name].type) for name in instruction.operands[:2]]
+    kind = operands[0][0] if operands else ""
+    if contracted := _CONTRACTED.search(instruction.line):
+        depth = [operands[0][1][int(d)] for d in re.findall(r"\d+", contracted[1])]
+        _, result = _array(instruction.type)
+        return 2.0 * math.prod(result) * math.prod(depth), kind
+    if labels := _KERNEL_LABELS.search(instruction.line):
+        arrays = [_array(instruction.type), *operands]
+        (_, outputs), (_, kernel) = (arrays[k] for k in _roles(instruction.line))
+        each = math.prod(kernel) / kernel[labels[1].index("o")]
+        return 2.0 * math.prod(outputs) * each, kind
+    return 0.0, ""
+
+
+def _roles(line: str) -> tuple[int, int]:
+    """Which of result and operands are the outputs and the kernel of a convolution."""
+    if "convBackwardInput" in line:
+        return 1, 2
+    return (2, 0) if "convBackwardFilter" in line else (0, 2)
 
 
 def _by_fusion(inside: _Computation, sizes: Sequence[int]) -> int:
@@ -144,14 +212,24 @@ def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
         elif match := _INSTRUCTION.match(line):
             operands, _, _ = match["operands"].partition(")")
             names = tuple(re.findall(r"%([\w.\-]+)", operands))
-            size = _size(match["type"])
             body[match["name"]] = _Instruction(
-                match["name"], match["op"], size, names, line
+                match["name"],
+                match["op"],
+                match["type"],
+                _size(match["type"]),
+                names,
+                line,
             )
             root = match["name"] if line.lstrip().startswith("ROOT ") else root
         elif line == "}" and root:
             body[root] = body.pop(root)
     return found, entry
+
+
+def _array(text: str) -> tuple[str, list[int]]:
+    """Element type and shape of an array, or of the first one of a tuple."""
+    kind, shape = _ARRAY.findall(text)[0]
+    return kind, [int(n) for n in shape.split(",") if n]
 
 
 def _size(text: str) -> int:

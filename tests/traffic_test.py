@@ -1,10 +1,11 @@
-"""Bytes that kernels move, counted on compiled programs."""
+"""What kernels move and multiply, counted on compiled programs."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.traffic import traffic
+from benchmarks.roofline import roofline
+from benchmarks.traffic import kernels, traffic
 
 SIDE = 512
 ARRAY = SIDE * SIDE * 4
@@ -82,6 +83,55 @@ ENTRY %main (x: f32[8,64]) -> f32[8,64] {
 def test_loops_move_what_each_iteration_slices() -> None:
     row, number = 64 * 4, 4
     assert traffic(SLICED) == 8 * (2 * row + number)
+
+
+LIBRARY_CALLS = """
+ENTRY %main (x: bf16[8,28,28,64], k: bf16[64,3,3,16], a: bf16[4,256,512]) -> pred[] {
+  %x = bf16[8,28,28,64]{3,2,1,0} parameter(0)
+  %k = bf16[64,3,3,16]{3,2,1,0} parameter(1)
+  %a = bf16[4,256,512]{2,1,0} parameter(2)
+  %out = (bf16[8,28,28,64]{3,2,1,0}, u8[0]{0}) custom-call(%x, %k), \
+dim_labels=b01f_o01i->b01f, feature_group_count=4, custom_call_target="__cudnn$conv\
+Forward"
+  %y = bf16[8,28,28,64]{3,2,1,0} get-tuple-element(%out), index=0
+  %dk = (bf16[64,3,3,16]{3,2,1,0}, u8[0]{0}) custom-call(%x, %y), \
+dim_labels=b01f_o01i->b01f, feature_group_count=4, custom_call_target="__cudnn$conv\
+BackwardFilter"
+  %dx = (bf16[8,28,28,64]{3,2,1,0}, u8[0]{0}) custom-call(%y, %k), \
+dim_labels=b01f_o01i->b01f, feature_group_count=4, custom_call_target="__cudnn$conv\
+BackwardInput"
+  %p = (bf16[4,512,512]{2,1,0}, s8[4194304]{0}) custom-call(%a, %a), \
+custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{\
+"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],\
+"rhs_contracting_dimensions":["1"],"lhs_batch_dimensions":["0"]}}}
+  ROOT %done = pred[] constant(true)
+}
+"""
+
+
+def test_flops_of_library_calls() -> None:
+    found = [(kernel.flops, kernel.kind) for kernel in kernels(LIBRARY_CALLS)]
+    convolution = 2 * (8 * 28 * 28 * 64) * (3 * 3 * 16)
+    assert found[:3] == [(convolution, "bf16")] * 3
+    assert found[3:] == [(2 * (4 * 512 * 512) * 256, "bf16")]
+
+
+def test_flops_of_products_are_those_that_xla_counts() -> None:
+    x = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
+    compiled = jax.jit(lambda x: x @ x @ x).lower(x).compile()
+    found = sum(kernel.flops for kernel in kernels(compiled.as_text() or ""))
+    by_xla = compiled.cost_analysis() or {}
+    assert found == pytest.approx(by_xla["flops"], rel=0.01)
+
+
+def test_a_kernel_takes_as_long_as_its_arithmetic_or_its_bytes() -> None:
+    [*convolutions, product] = kernels(LIBRARY_CALLS)
+    expected = sum(kernel.bytes for kernel in convolutions) / 4.8e12
+    expected += max(product.flops / 989e12, product.bytes / 4.8e12)
+    assert roofline(LIBRARY_CALLS).seconds == pytest.approx(expected)
+    assert roofline(LIBRARY_CALLS).bytes == traffic(LIBRARY_CALLS)
+    moved = roofline(SLICED)
+    assert moved.seconds == pytest.approx(moved.bytes / 4.8e12)
 
 
 if __name__ == "__main__":
