@@ -200,6 +200,22 @@ def test_each_result_of_a_fusion_has_its_own_name() -> None:
     assert [b.size for b in named(buffers, "halved")] == [64 * 32 * 2]
 
 
+def test_nothing_takes_over_what_a_library_call_wrote_beside_other_results() -> None:
+    def step(x):
+        with jax.named_scope("found"):
+            values, places = lax.top_k(x, 1024)
+        with jax.named_scope("read"):
+            passed = lax.optimization_barrier(jnp.tanh(values))
+        return passed @ passed.T, places.sum()
+
+    buffers = owned_buffers(compiled(step, float32(64, 4096)))
+    results = [b for b in named(buffers, "found") if b.size == 64 * 1024 * 4]
+    assert [b.is_viewed for b in results] == [True, True]
+    [reader] = named(buffers, "read")
+    assert reader.size == results[0].size and not reader.is_viewed
+    assert reader.place not in [b.place for b in results]
+
+
 def looped(x, w):
     with jax.named_scope("before"):
         x = x @ w

@@ -96,9 +96,9 @@ class OwnedBuffer:
         equation to read (a copy of an argument in another layout). "constants": XLA
         made it up from constants alone; no order keeps it from living all the time.
         One that several equations read is listed once for each.
-      is_viewed: everything that reads it reads its bytes in another shape. XLA gives a
-        result the bytes of an operand that dies only where the instruction that wrote
-        those is the operand itself.
+      is_viewed: everything that reads it reads its bytes in another shape, or as one
+        result of a library call. XLA gives a result the bytes of an operand that dies
+        only where the instruction that wrote those is the operand itself.
       call: bytes of the result of a product or convolution that XLA left no name, if
         this is that or made up for it to read; then `op_name` is that of its reader.
       turned_for: if this is nothing but a copy in another layout, for products or
@@ -167,7 +167,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     part.offset,
                     is_temporary,
                     origin or "equation",
-                    names.is_viewed(instruction),
+                    names.is_viewed(instruction, place),
                     0 if call is None else sizes.get(call.id, 0),
                     "" if origin else names.turned_for(instruction),
                 )
@@ -261,8 +261,13 @@ class _Names:
             found += self._beyond_views(reader) if is_view else [reader]
         return found
 
-    def is_viewed(self, instruction: Any) -> bool:
-        """Whether nothing but bitcasts reads it."""
+    def is_viewed(self, instruction: Any, place: list[int]) -> bool:
+        """Whether nothing but bitcasts reads it, or it is an element of a call's tuple.
+
+        That the results of a fusion come as a tuple is no rule for other programs.
+        """
+        if instruction.opcode == "custom-call" and place:
+            return True
         readers = self._readers[instruction.id]
         return bool(readers) and all(r.opcode == "bitcast" for r in readers)
 
