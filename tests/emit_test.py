@@ -219,6 +219,25 @@ def test_a_literal_that_xla_gpu_fuses_stays_a_constant(platform, passing) -> Non
     assert sum(kind.endswith("32[]") for kind in kinds) == passing
 
 
+def test_on_gpu_an_array_of_zeros_is_written_right_before_what_reads_it() -> None:
+    """Not before the products that the scatter could be joined with."""
+
+    def step(rows, x, wide, w):
+        y = jnp.tanh(jnp.tanh(x @ wide) @ wide.T) @ w
+        return jnp.zeros((256, 64)).at[rows].add(y)
+
+    rows = jax.ShapeDtypeStruct((64,), jnp.int32)
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    wide = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
+    args, zeros = [rows, x, wide, x], "broadcast_in_dim"
+    equations = planned_equations(step, args, "gpu", 1, zeros)
+    names = [e.primitive.name for e in equations]
+    made = [e.outvars[0].aval.shape for e in equations]
+    spread = made.index((256, 64))
+    product = len(names) - 1 - names[::-1].index("dot_general")
+    assert "optimization_barrier" in names[product:spread]
+
+
 @pytest.mark.parametrize(("platform", "written"), [("cpu", 0), ("gpu", 1)])
 def test_on_gpu_a_dropout_mask_is_written_for_a_softmax(platform, written) -> None:
     def step(key, x, w):

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from .._loops.loops import scan_from, stacks
 from .._native.inplace import call
@@ -35,16 +34,17 @@ from .._planning.types import OpId
 from .._program.cost import nbytes
 from .._program.fusing import fusible
 from .._program.profile import Profile
-from .._program.trace import Atom, Literal, Program, Variable, read
+from .._program.shelving import small_size
+from .._program.trace import Atom, Literal, Variable, read
 from .._program.units import Unit, has_call
+from .layouts import row_major, turned
 from .parts import Positions, joined, overwriting, parts
+from .shelf import Shelf
 from .tiling import written_masks
 
 type Place = tuple[int, int]
 """An equation and one of its inputs."""
 
-_SMALL = 1 / 65536
-_SMALLEST = 4096
 STACKS = -1
 """Place of the zeros that a scan stacks its outputs into."""
 
@@ -65,7 +65,8 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
         cut = parts(profile.problem, positions, alone)
         if profile.platform != "cpu":
             # XLA:CPU rather computes what it fuses once per reader, and is slower then.
-            cut = joined(profile.problem, cut, profile.calls.keys())
+            apart = profile.calls.keys() | _spreading(profile, alone)
+            cut = joined(profile.problem, cut, apart)
         return _Emission(profile, alone, arguments).run(cut)
 
     return planned
@@ -79,6 +80,7 @@ class _Emission:
     ) -> None:
         self.profile = profile
         self.alone = alone
+        self.spreading = _spreading(profile, alone)
         self.program = profile.program
         self.env: dict[Variable, Any] = dict(
             zip(self.program.arguments, arguments, strict=True)
@@ -92,10 +94,10 @@ class _Emission:
         self.last_read: dict[Variable, int] = {}
         self.overwritten: dict[tuple[int, OpId], int] = {}
         self.done: set[OpId] = set()
-        sizes = [v.size for v in profile.problem.values]
-        self.small = max(_SMALLEST, int(sum(sizes) * _SMALL))
+        self.small = small_size(profile.problem)
+        self.shelf = Shelf(profile)
         self.updates = overwriting(profile.problem)
-        self.turned = _turned(self.program)
+        self.turned = turned(self.program)
         self.masks = written_masks(profile)
 
     def _compute_shared(self) -> dict[Variable, Any]:
@@ -124,11 +126,12 @@ class _Emission:
         self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
     ) -> None:
         is_large = any(self._is_large(op) for op in part)
-        local = {v: self.env[v] for v in reads}
+        taken = [v for v in reads if self.shelf.holds(v)]
+        local = {v: self.env[v] for v in reads if v not in taken}
         literals: dict[Place, Any] = {}
         if is_large and self.triggers:
             literals = self._tie(part, local)
-        local |= self.shared
+        local |= self.shared | {v: self.shelf.take(v) for v in taken}
         for op in part:
             overwritten = self.overwritten.get((index, op))
             if op in self.done:
@@ -137,6 +140,7 @@ class _Emission:
             else:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
+        self.shelf.put(local)
         if is_large:
             self.triggers = self._ends(index, part) or self.triggers
 
@@ -186,7 +190,9 @@ class _Emission:
                 literals.append(jnp.zeros((), jnp.int32))
         passing = local | {v: self.env[v] for v in self.triggers}
         tied = {v: x for v, x in passing.items() if v not in self.gathered}
-        behind = lax.optimization_barrier([*tied.values(), *literals])
+        shelf = self.shelf.touched()
+        *behind, shelf = lax.optimization_barrier([*tied.values(), *literals, shelf])
+        self.shelf.passed(shelf)
         tied.update(zip(tied, map(self._in_order, behind), strict=False))
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
@@ -195,7 +201,7 @@ class _Emission:
     def _in_order(self, array: jax.Array) -> jax.Array:
         """What comes from behind a barrier, in the layout it is to have."""
         is_free = self.profile.platform == "cpu" or array.shape in self.turned
-        return array if is_free else _row_major(array)
+        return array if is_free else row_major(array)
 
     def _spread(self, op: OpId, calls_library: bool) -> tuple[Place, ...]:
         """Literals of an op that XLA would make arrays of.
@@ -206,8 +212,7 @@ class _Emission:
         unit = self.profile.units[op]
         if self.profile.platform == "cpu":
             return (*unit.literals, *(unit.scalars if calls_library else ()))
-        is_fused = op not in self.alone and unit.inputs
-        return () if is_fused else unit.literals
+        return unit.literals if op in self.spreading else ()
 
     def _literal(self, k: int, place: int) -> Any:
         literal = self.program.equations[k].inputs[place]
@@ -232,7 +237,7 @@ class _Emission:
             )
         root = self.program.equations[unit.root]
         if op in self.updates or root.primitive.name == "transpose":
-            outputs = [_row_major(x) for x in outputs]
+            outputs = [row_major(x) for x in outputs]
         if op in self.masks:
             outputs = lax.optimization_barrier(outputs)
             local.update(zip(root.outputs, outputs, strict=True))
@@ -250,38 +255,13 @@ class _Emission:
             sized = [
                 v
                 for v in outputs
-                if getattr(self.env[v], "size", 0) and self.last_read.get(v, -1) > index
+                if getattr(self.env[v], "size", 0)
+                and self.last_read.get(v, -1) > index
+                and v not in self.shelf
             ]
             if sized and (not found or inside.isdisjoint(outputs)):
                 found.append(max(sized, key=lambda v: self.env[v].size))
         return found
-
-
-def _turned(program: Program) -> set[tuple[int, ...]]:
-    """Shapes of arrays whose layouts are for XLA to choose.
-
-    Convolutions have layouts of their own, and a transpose is free where what it reads
-    already lies as it is to be.
-    """
-    names = {"conv_general_dilated", "transpose"}
-    arrays = {
-        v
-        for each in program.equations
-        if each.primitive.name in names
-        for v in (*each.variables, *each.outputs)
-    }
-    return {program.avals[v].shape for v in arrays}
-
-
-def _row_major(array: jax.Array) -> jax.Array:
-    """The array, whose layout XLA may not choose.
-
-    Else an updated weight stays in the order of its gradient up to the end of the step,
-    and a transpose is copied on both sides of a barrier.
-    """
-    if array.ndim < 2 or jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return array
-    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
 def _alone(profile: Profile) -> set[OpId]:
@@ -294,6 +274,18 @@ def _alone(profile: Profile) -> set[OpId]:
         or has_call(equations, unit)
     }
     return own | profile.calls.keys()
+
+
+def _spreading(profile: Profile, alone: Set[OpId]) -> set[OpId]:
+    """Ops for which XLA:GPU writes an array that holds but a literal.
+
+    Nothing but a barrier keeps it from writing that before all else of a part.
+    """
+    return {
+        op
+        for op, unit in enumerate(profile.units)
+        if unit.literals and (op in alone or not unit.inputs)
+    }
 
 
 def compute_unit(

@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import jax
 import jax.extend.core as jexc
+import jax.numpy as jnp
 
 from .._native.chains import choose_chains
 from .._native.program_words import InplaceProgram
@@ -26,6 +28,7 @@ from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .roots import choose_roots
 from .shards import communicates, localized
+from .shelving import shelved, without
 from .trace import Equation, Literal, Program, Variable
 from .units import Graph, Unit, has_call
 from .workspace import Owned, with_turned_operands, without_starts, workspace
@@ -62,6 +65,7 @@ class Profile:
       calls: the ops that are in-place calls, and what they compute.
       gathered: split arguments that devices send each other parts of, and what is
         computed of them alone.
+      shelved: small values that lie in one array, which is among what stands.
     """
 
     program: Program
@@ -74,6 +78,7 @@ class Profile:
     platform: str = "cpu"
     calls: dict[OpId, InplaceProgram] = field(default_factory=dict, repr=False)
     gathered: frozenset[Variable] = frozenset()
+    shelved: tuple[Variable, ...] = ()
 
 
 def scope(index: int) -> str:
@@ -129,6 +134,9 @@ def profile(
     )
     order = early_order(problem, scalars_too=platform != "cpu")
     problem, units = in_order(problem, order), tuple(units[op] for op in order)
+    on_shelf = _on_shelf(program, problem, builder.variables)
+    standing += sum(problem.values[v].size for v in on_shelf)
+    problem = without(problem, on_shelf)
     calls = {
         op: programs[unit.root]
         for op, unit in enumerate(units)
@@ -145,7 +153,19 @@ def profile(
         platform,
         calls,
         gathered(program, buffers, owned),
+        tuple(builder.variables[v] for v in on_shelf),
     )
+
+
+def _on_shelf(
+    program: Program, problem: Problem, variables: Sequence[Variable]
+) -> tuple[ValueId, ...]:
+    """Shelved values: in parts of one array, those of split ones would be gathered."""
+    if program.partitions > 1:
+        return ()
+    avals = program.avals
+    is_key = [jnp.issubdtype(avals[v].dtype, jax.dtypes.extended) for v in variables]
+    return tuple(v for v in shelved(problem) if not is_key[v])
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:

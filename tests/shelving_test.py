@@ -1,0 +1,172 @@
+"""Small values that wait together lie in one array."""
+
+import dataclasses
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coop_jax
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.emit import emit
+from coop_jax._measure import memory_use
+from coop_jax._planning.types import Op, Problem, Value
+from coop_jax._program.hlo import owned_buffers
+from coop_jax._program.profile import profile, scope
+from coop_jax._program.shelving import shelved, small_size, without
+
+LAYERS, ROWS, WIDTH = 12, 256, 128
+
+
+def waiting(sizes: list[int], read_at_once: int = 0) -> Problem:
+    """Values made one after the other, which the last op reads, some of them before.
+
+    Args:
+      sizes: bytes of each.
+      read_at_once: the first so many are read by an op right behind their own.
+    """
+    ops, values = list[Op](), list[Value]()
+    for k, size in enumerate(sizes):
+        made = len(values)
+        values.append(Value(f"gradient {k}", size))
+        ops.append(Op("gradient", (), (made,), 1.0))
+        if k < read_at_once:
+            values.append(Value(f"square {k}", 4))
+            ops.append(Op("square", (made,), (made + 1,), 1.0))
+    values.append(Value("update", 0, is_output=True))
+    everything = tuple(range(len(values) - 1))
+    return Problem(
+        (*ops, Op("update", everything, (len(values) - 1,), 1.0)), tuple(values)
+    )
+
+
+def test_what_is_shelved_is_small_but_no_scalar_and_waits_with_others() -> None:
+    problem = waiting([1000, 1 << 20, 4] * 8)
+    assert small_size(problem) == 4096
+    found = shelved(problem)
+    assert found == tuple(range(0, 24, 3))
+    assert without(problem, found).values[0].size == 0
+    assert without(problem, found).values[1:3] == problem.values[1:3]
+    assert shelved(waiting([1000, 1 << 20, 4] * 7)) == ()
+
+
+def test_what_is_read_at_once_and_then_waits_is_shelved_too() -> None:
+    assert shelved(waiting([1000] * 10, 10)) == tuple(range(0, 18, 2))
+
+
+def test_what_is_read_as_it_comes_is_not() -> None:
+    ops = tuple(Op("f", (k,), (k + 1,), 1.0) for k in range(20))
+    assert shelved(Problem(ops, tuple(Value("", 1000) for _ in range(21)))) == ()
+
+
+def train_step(state, x):
+    """Weights and biases of two types, under the norm of all their gradients."""
+
+    def loss_of(state):
+        y = x
+        for w, b, c in state:
+            y = jnp.tanh(y @ w + b) * c.astype(jnp.float32)
+        return jnp.mean(y**2)
+
+    loss, grads = jax.value_and_grad(loss_of)(state)
+    leaves = jax.tree.leaves(grads)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in leaves))
+    scale = jnp.minimum(1.0, 0.01 / norm)
+    new = jax.tree.map(lambda p, g: (p - scale * g).astype(p.dtype), state, grads)
+    return new, loss
+
+
+def make_args():
+    rng = np.random.default_rng(0)
+
+    def layer():
+        w, b, c = (rng.normal(size=s) for s in ((WIDTH, WIDTH), WIDTH, WIDTH))
+        return (
+            jnp.asarray(w / 8, jnp.float32),
+            jnp.asarray(b, jnp.float32),
+            jnp.asarray(c, jnp.bfloat16),
+        )
+
+    return [layer() for _ in range(LAYERS)], jnp.asarray(
+        rng.normal(size=(ROWS, WIDTH)), jnp.float32
+    )
+
+
+def profiled():
+    args = make_args()
+    leaves = jax.tree.leaves(args)
+    flat = flat_step(jax.jit(train_step, donate_argnums=0).trace(*args), leaves)
+    compiled, buffers = flat.compile_with_buffers(
+        lambda *values: flat.program.evaluate(values, scope)
+    )
+    return flat, profile(flat.program, buffers, memory_use(compiled).fixed, "cpu")
+
+
+def test_xla_keeps_one_array_for_each_type_and_writes_it_in_place() -> None:
+    flat, found = profiled()
+    types = [str(found.program.avals[v].dtype) for v in found.shelved]
+    assert types.count("float32") >= LAYERS - 1
+    assert types.count("bfloat16") >= LAYERS - 1
+    assert found.standing >= sum(WIDTH * (4 if t == "float32" else 2) for t in types)
+    positions = [(k,) for k in range(len(found.problem.ops))]
+    function = emit(found, positions)
+    buffers = [b for b in owned_buffers(flat.compile(function)) if b.is_temporary]
+    for dtype, itemsize in (("float32", 4), ("bfloat16", 2)):
+        shelf = types.count(dtype) * WIDTH * itemsize
+        assert len({b.place for b in buffers if b.size == shelf}) == 1
+
+    bare = dataclasses.replace(found, shelved=())
+    alone = owned_buffers(flat.compile(emit(bare, positions)))
+    row = WIDTH * 2
+    assert not any(b.size == row for b in buffers)
+    assert len({b.place for b in alone if b.size == row}) >= LAYERS - 1
+
+
+def test_what_is_read_from_the_shelf_is_what_was_written() -> None:
+    args = make_args()
+    expected = jax.jit(train_step)(*args)
+    planned = coop_jax.remat(train_step, 0.7, time_limit=0.3)
+    for a, b in zip(
+        jax.tree.leaves(planned(*args)), jax.tree.leaves(expected), strict=True
+    ):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_a_plan_gives_the_same_numbers(seed: int) -> None:
+    """Ops that run again, before and after all is on the shelf."""
+    _, found = profiled()
+    rng = random.Random(seed)
+    count = len(found.problem.ops)
+    positions: list[tuple[int, ...]] = [(k,) for k in range(count)]
+    for _ in range(10):
+        k = rng.randrange(count - 1)
+        if found.problem.ops[k].is_recomputable and not any(
+            found.problem.values[v].overwrites is not None
+            for v in found.problem.ops[k].outputs
+        ):
+            reads = [
+                at
+                for at in range(k + 1, count)
+                if set(found.problem.ops[k].outputs) & set(found.problem.ops[at].inputs)
+            ]
+            if reads:
+                positions[k] = tuple(sorted({*positions[k], rng.choice(reads)}))
+    assert any(len(places) > 1 for places in positions)
+    args = make_args()
+    leaves = jax.tree.leaves(args)
+    expected = jax.jit(emit(found, [(k,) for k in range(count)]))(*leaves)
+    again = jax.jit(emit(found, positions))(*leaves)
+    for a, b in zip(again, expected, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2, atol=1e-5
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
