@@ -87,6 +87,16 @@ def test_duration_first_when_that_packs_better() -> None:
     assert improved > 0
 
 
+def test_time_passes_where_buffers_come_and_go() -> None:
+    """A long quiet stretch is shorter than a short one of much traffic."""
+    quiet, busy = buffer(8, 0, 10), buffer(10, 9, 14)
+    traffic = [buffer(1, at, at + 1) for at in range(10, 14)]
+    # By size and by duration the busy one is placed first, at the bottom.
+    assert assign([quiet, busy, *traffic], 1).offsets[:2] == (10, 0)
+    assert assign([quiet, buffer(8, 9, 14), *traffic], 1).offsets[:2] == (8, 0)
+    assert assign([quiet, buffer(8, 9, 14)], 1).offsets[:2] == (0, 8)
+
+
 def _first_order_peak(buffers: list[Buffer]) -> int:
     """Peak of best fit in the order given, in the most obvious way."""
     placed: list[tuple[Buffer, int]] = []
@@ -112,8 +122,11 @@ def test_is_the_better_of_two_orders_of_the_obvious_best_fit() -> None:
         if not buffers:
             continue
 
-        def duration(b: Buffer) -> int:
-            return b.live_range.end - b.live_range.start
+        ranges = [b.live_range for b in buffers]
+        events = [at for r in ranges for at in (r.start, r.end)]
+
+        def duration(b: Buffer, events: list[int] = events) -> int:
+            return sum(b.live_range.start <= at < b.live_range.end for at in events)
 
         spatial = sorted(buffers, key=lambda b: (-b.size, -duration(b)))
         temporal = sorted(buffers, key=lambda b: (-duration(b), -b.size))

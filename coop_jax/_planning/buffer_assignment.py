@@ -5,7 +5,9 @@ XLA puts all temporaries of a module into one preallocated block with
 buffers in a fixed order, each into the smallest free gap among those already placed
 that are alive at the same time, of equal gaps the lowest; above the last of them the
 gap is endless. It does so twice (`xla/service/buffer_assignment.cc`), by size and then
-duration and by duration and then size, and keeps the smaller block.
+duration and by duration and then size, and keeps the smaller block. How long a buffer
+lasts is counted in buffers that come and go meanwhile, as XLA's clock ticks with each
+call of `Alloc` and `Free`.
 
 Left out: memory spaces (colours), constraints on the size of a block, and buffers that
 XLA places in arguments or outputs. What shares bytes must come as one buffer, which is
@@ -56,7 +58,7 @@ def assign(buffers: Sequence[Buffer], alignment: int = 64) -> Assignment:
       alignment: offsets are multiples of it, bytes (64 on CPU, 256 on GPU).
     """
     sizes = [buffer.size for buffer in buffers]
-    durations = [b.live_range.end - b.live_range.start for b in buffers]
+    durations = _durations(buffers)
     spatial = sorted(range(len(buffers)), key=lambda i: (-sizes[i], -durations[i]))
     temporal = sorted(range(len(buffers)), key=lambda i: (-durations[i], -sizes[i]))
     # Of equal peaks XLA keeps the first.
@@ -65,6 +67,15 @@ def assign(buffers: Sequence[Buffer], alignment: int = 64) -> Assignment:
         key=lambda packed: packed[1],
     )
     return Assignment(tuple(offsets), peak, live_peak(buffers))
+
+
+def _durations(buffers: Sequence[Buffer]) -> list[int]:
+    """Per buffer, how many that are not empty come and go while it is alive."""
+    starts = np.array([buffer.live_range.start for buffer in buffers], np.int64)
+    ends = np.array([buffer.live_range.end for buffer in buffers], np.int64)
+    ticks = np.array([buffer.size > 0 for buffer in buffers], bool)
+    events = np.sort(np.concatenate((starts[ticks], ends[ticks])))
+    return (np.searchsorted(events, ends) - np.searchsorted(events, starts)).tolist()
 
 
 def live_peak(buffers: Sequence[Buffer]) -> int:

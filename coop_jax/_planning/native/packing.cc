@@ -180,6 +180,18 @@ int64_t Pack(const std::vector<Buffer>& buffers, const std::vector<int32_t>& ord
   return std::min(peak, most);
 }
 
+// Per position, how many buffers came and went before it.
+std::vector<int32_t> EventsBefore(const std::vector<Buffer>& buffers,
+                                  int32_t positions) {
+  std::vector<int32_t> before(positions + 2, 0);
+  for (const Buffer& buffer : buffers) {
+    ++before[buffer.start + 1];
+    ++before[buffer.end + 1];
+  }
+  std::partial_sum(before.begin(), before.end(), before.begin());
+  return before;
+}
+
 }  // namespace
 
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
@@ -193,11 +205,12 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
     });
     return Pack(buffers, order, positions, problem.alignment, most);
   };
-  const auto by_size = [](const Buffer& buffer) {
-    return std::make_tuple(buffer.size, buffer.end - buffer.start);
+  const std::vector<int32_t> events = EventsBefore(buffers, positions);
+  const auto by_size = [&](const Buffer& buffer) {
+    return std::make_tuple(buffer.size, events[buffer.end] - events[buffer.start]);
   };
-  const auto by_duration = [](const Buffer& buffer) {
-    return std::make_tuple(buffer.end - buffer.start, buffer.size);
+  const auto by_duration = [&](const Buffer& buffer) {
+    return std::make_tuple(events[buffer.end] - events[buffer.start], buffer.size);
   };
   const int64_t spatial = pack_by(by_size, std::numeric_limits<int64_t>::max());
   return pack_by(by_duration, spatial);
