@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._program.hlo import owned_buffers
 from coop_jax._program.profile import profile, scope
 from coop_jax._program.shelving import shelved, small_size, without
+from tests.eight_devices import rows_of
 
 LAYERS, ROWS, WIDTH = 12, 256, 128
 
@@ -166,6 +168,51 @@ def test_any_order_of_a_plan_gives_the_same_numbers(seed: int) -> None:
         np.testing.assert_allclose(
             np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2, atol=1e-5
         )
+
+
+MAPPED = textwrap.dedent(
+    """
+    import json
+    import jax, jax.numpy as jnp
+    from jax import lax
+    from jax.sharding import AxisType, PartitionSpec as P
+    import coop_jax
+
+    LAYERS, ROWS, WIDTH = 12, 256, 64
+
+    def local(state, x):
+        def loss_of(state):
+            y = x
+            for w, b in state:
+                y = jnp.tanh(y @ w + b)
+            return jnp.mean(y**2)
+
+        own = jax.tree.map(lambda a: lax.pcast(a, "data", to="varying"), state)
+        grads = jax.grad(loss_of)(own)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        grads = lax.pmean(jax.tree.map(lambda g: g / norm, grads), "data")
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads)
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    w = jnp.eye(WIDTH) + 0.01
+    state = [(w, jnp.linspace(0, 1, WIDTH))] * LAYERS
+    x = jnp.linspace(-1, 1, 8 * ROWS * WIDTH).reshape(-1, WIDTH)
+    specs = {"in_specs": (P(), P("data")), "out_specs": P()}
+    step = jax.shard_map(local, mesh=mesh, **specs)
+    planned = coop_jax.remat(step, 0.8, time_limit=0.3)
+    pairs = zip(*map(jax.tree.leaves, (planned(state, x), step(state, x))))
+    off = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+    text = planned.lower(state, x).as_text()
+    print("row", json.dumps(["off", off]))
+    print("row", json.dumps(["shelves", text.count(f"<{LAYERS * WIDTH}xf32>")]))
+    """
+)
+
+
+def test_a_step_inside_shard_map_has_a_shelf_on_each_device(tmp_path) -> None:
+    rows = rows_of(MAPPED, [], tmp_path)
+    assert rows["off"] < 1e-5
+    assert rows["shelves"] > 0
 
 
 if __name__ == "__main__":
