@@ -75,17 +75,17 @@ def test_where_packing_loses_bytes_margins_save_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of random nets with gradients, where the smallest packs badly."""
-    problems = [layered(seed, 60) for seed in (0, 3, 4)]
+    problems = [layered(seed, 60) for seed in (0, 3, 11)]
 
     def sizes() -> list[int]:
         return [smallest(problem, is_packed=True).size for problem in problems]
 
     with_room = sizes()
-    monkeypatch.setattr(planner, "_MARGINS", ())
+    monkeypatch.setattr(planner, "_MARGINS", ((), ()))
     without = sizes()
     # Of those that are as small, the cheapest is taken.
     assert all(a <= 1.005 * b for a, b in zip(with_room, without, strict=True))
-    assert sum(with_room) < 0.96 * sum(without)
+    assert sum(with_room) < 0.94 * sum(without)
 
 
 if __name__ == "__main__":

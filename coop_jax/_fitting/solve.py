@@ -41,7 +41,7 @@ from .progress import stage
 
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
-_WORTH_LOOSENING = 0.015
+_WORTH_LOOSENING = 0.001
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _WORTH_RELAXING = 0.05
@@ -265,12 +265,11 @@ class Workbench:
             if candidate is None:
                 return
             over = candidate.memory.temp - room
+            hope = (candidate.cost - self.baseline.cost) * -over / room
             if over > 0:
                 surplus += push * over + room // 200
                 push *= 2
-            elif -over > _WORTH_LOOSENING * room and not has_loosened:
-                if candidate.cost <= self.baseline.cost * (1 + 1e-3):
-                    return
+            elif not has_loosened and hope > _WORTH_LOOSENING * self.baseline.cost:
                 has_loosened = True
                 surplus += int(over * 0.7)
             else:

@@ -23,6 +23,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import chain, islice
 
 from .crew import AnySearch, Crew, Start, Way, open_search
@@ -54,7 +55,8 @@ _FAR_BEHIND = 1.1
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 # Shares of what has not piled up; whether the loss in packing counts, idle ops and all.
-_MARGINS = ((0.2, False), (0.3, True), (0.4, False), (0.6, False))
+# The second ones start from the best that the first come to.
+_MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
 _AS_SMALL = 1.005
 _MOST_STRIDES = 40
 
@@ -244,12 +246,13 @@ def smallest(
         search = crew.lead
         best = known or _reach_in_vain(crew, effort)
         best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-        roomy = [
-            crew.meanwhile(functools.partial(_with_room, best, *margins, effort))
-            for margins in (() if _is_long(problem) else _MARGINS)
-        ]
+        first, then = ((), ()) if _is_long(problem) else _MARGINS
+        roomy = _roomy(crew, best, first, effort)
         best, is_near = _go_further(crew, best, effort)
-        found = [best, *(work.result() for work in roomy)]
+        found = [work.result() for work in roomy]
+        start = min(found, key=lambda planned: planned.size, default=best)
+        found += [work.result() for work in _roomy(crew, start, then, effort)]
+        found.append(best)
         least = min(planned.size for planned in found)
         near = [planned for planned in found if planned.size <= least * _AS_SMALL]
         best = min(near, key=lambda planned: planned.cost)
@@ -309,6 +312,16 @@ def _go_further(crew: Crew, best: Planned, effort: Effort) -> tuple[Planned, boo
             break
         best = _deepen(crew.lead, found[-1], effort)
     return best, True
+
+
+def _roomy(
+    crew: Crew, best: Planned, margins: Iterable[tuple[float, bool]], effort: Effort
+) -> list[Future[Planned]]:
+    """Ways down under way that leave room beside the fullest place."""
+    return [
+        crew.meanwhile(functools.partial(_with_room, best, share, is_packed, effort))
+        for share, is_packed in margins
+    ]
 
 
 def _with_room(
