@@ -2,10 +2,12 @@
 
 All are written before any is read, and the array passes a barrier after either: so XLA
 writes it in place. What reads one of them before the last is written reads the value
-itself.
+itself. A few are written at a time, and on CPU each is read behind a barrier of its
+own: one by one, and read inside of others, they took XLA:CPU a quarter longer to
+compile a small GPT-2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +16,8 @@ from jax import lax
 
 from .._program.profile import Profile
 from .._program.trace import Variable
+
+_AT_A_TIME = 8
 
 
 class Shelf:
@@ -30,7 +34,9 @@ class Shelf:
             name: lax.optimization_barrier(jnp.zeros(length, name))
             for name, length in lengths.items()
         }
+        self._is_on_cpu = profile.platform == "cpu"
         self._missing = dict.fromkeys(self._avals)
+        self._waiting: dict[Variable, Any] = {}
         self._touched: set[str] = set()
 
     def __contains__(self, variable: Variable) -> bool:
@@ -41,31 +47,42 @@ class Shelf:
         return variable in self._avals and not self._missing
 
     def put(self, values: Mapping[Variable, Any]) -> None:
-        """Writes those of the values that belong here and are missing."""
-        coming = [v for v in self._missing if v in values]
-        for v in coming:
-            del self._missing[v]
+        """Takes those of the values that belong here, and writes a few at a time."""
+        self._waiting |= {v: values[v] for v in self._missing if v in values}
+        if len(self._waiting) < min(_AT_A_TIME, max(len(self._missing), 1)):
+            return
+        coming = sorted(self._waiting, key=self._place)
         while coming:
             run = [coming.pop(0)]
             while coming and self._follows(run[-1], coming[0]):
                 run.append(coming.pop(0))
-            row = jnp.concatenate([jnp.ravel(values[v]) for v in run])
-            name, start = row.dtype.name, (self._starts[run[0]],)
-            array = lax.dynamic_update_slice(self._arrays[name], row, start)
-            self._arrays[name] = array
-            self._touched.add(name)
+            self._write(run)
+        self._waiting.clear()
+
+    def _write(self, run: Sequence[Variable]) -> None:
+        """Writes values that lie one after the other."""
+        row = jnp.concatenate([jnp.ravel(self._waiting[v]) for v in run])
+        name, start = row.dtype.name, (self._starts[run[0]],)
+        array = lax.dynamic_update_slice(self._arrays[name], row, start)
+        self._arrays[name] = array
+        self._touched.add(name)
+        for v in run:
+            del self._missing[v]
+
+    def _place(self, variable: Variable) -> tuple[str, int]:
+        return self._avals[variable].dtype.name, self._starts[variable]
 
     def _follows(self, first: Variable, second: Variable) -> bool:
-        aval = self._avals[first]
-        is_same = aval.dtype == self._avals[second].dtype
-        return is_same and self._starts[first] + aval.size == self._starts[second]
+        name, start = self._place(first)
+        return (name, start + self._avals[first].size) == self._place(second)
 
     def take(self, variable: Variable) -> jax.Array:
         """The value, from here."""
-        aval, start = self._avals[variable], self._starts[variable]
-        self._touched.add(aval.dtype.name)
-        row = lax.slice(self._arrays[aval.dtype.name], (start,), (start + aval.size,))
-        return row.reshape(aval.shape)
+        aval, (name, start) = self._avals[variable], self._place(variable)
+        self._touched.add(name)
+        row = lax.slice(self._arrays[name], (start,), (start + aval.size,))
+        found = row.reshape(aval.shape)
+        return lax.optimization_barrier(found) if self._is_on_cpu else found
 
     def touched(self) -> dict[str, Any]:
         """By type, arrays that were written or read since they passed a barrier."""
