@@ -1,10 +1,8 @@
 """The array that small waiting values are written into (`_program/shelving`).
 
-All are written before any is read, and the array passes a barrier after either: so XLA
-writes it in place. What reads one of them before the last is written reads the value
-itself. A few are written at a time, and on CPU each is read behind a barrier of its
-own: one by one, and read inside of others, they took XLA:CPU a quarter longer to
-compile a small GPT-2.
+All are written before any is read, a few at a time, and the array passes a barrier
+after either: so XLA writes it in place. What reads one of them before the last is
+written reads the value itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +32,6 @@ class Shelf:
             name: lax.optimization_barrier(jnp.zeros(length, name))
             for name, length in lengths.items()
         }
-        self._is_on_cpu = profile.platform == "cpu"
         self._missing = dict.fromkeys(self._avals)
         self._waiting: dict[Variable, Any] = {}
         self._touched: set[str] = set()
@@ -81,8 +78,7 @@ class Shelf:
         aval, (name, start) = self._avals[variable], self._place(variable)
         self._touched.add(name)
         row = lax.slice(self._arrays[name], (start,), (start + aval.size,))
-        found = row.reshape(aval.shape)
-        return lax.optimization_barrier(found) if self._is_on_cpu else found
+        return row.reshape(aval.shape)
 
     def touched(self) -> dict[str, Any]:
         """By type, arrays that were written or read since they passed a barrier."""

@@ -134,7 +134,7 @@ def profile(
     )
     order = early_order(problem, scalars_too=platform != "cpu")
     problem, units = in_order(problem, order), tuple(units[op] for op in order)
-    on_shelf = _on_shelf(program, problem, builder.variables)
+    on_shelf = _on_shelf(program, problem, builder.variables, platform)
     standing += sum(problem.values[v].size for v in on_shelf)
     problem = without(problem, on_shelf)
     calls = {
@@ -158,10 +158,14 @@ def profile(
 
 
 def _on_shelf(
-    program: Program, problem: Problem, variables: Sequence[Variable]
+    program: Program, problem: Problem, variables: Sequence[Variable], platform: str
 ) -> tuple[ValueId, ...]:
-    """Shelved values: in parts of one array, those of split ones would be gathered."""
-    if program.partitions > 1:
+    """Shelved values: not where small ones do no harm, nor where XLA splits arrays.
+
+    Most programs XLA:CPU packs by size, small ones last, and each write and read of the
+    shelf is a kernel more to compile. Parts of a split array would be gathered.
+    """
+    if program.partitions > 1 or platform == "cpu":
         return ()
     avals = program.avals
     is_key = [jnp.issubdtype(avals[v].dtype, jax.dtypes.extended) for v in variables]
