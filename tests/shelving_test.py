@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,25 @@ def with_shelf(flat: FlatStep) -> Profile:
     )
 
 
+def test_on_gpu_a_profile_has_a_shelf_but_not_where_xla_splits_arrays() -> None:
+    args = make_args()
+    flat = flat_step(jax.jit(train_step).trace(*args), jax.tree.leaves(args))
+    program = flat.program
+    _, buffers = flat.compile_with_buffers(
+        lambda *values: program.evaluate(values, scope)
+    )
+    found = profile(program, buffers, 0, "gpu")
+    value_of = {v: k for k, v in enumerate(found.variable_of)}
+    assert len(found.shelved) >= LAYERS
+    assert all(found.problem.values[value_of[v]].size == 0 for v in found.shelved)
+    sizes = [
+        program.avals[v].size * program.avals[v].dtype.itemsize for v in found.shelved
+    ]
+    assert found.standing >= sum(sizes)
+    split = dataclasses.replace(program, partitions=8)
+    assert profile(split, buffers, 0, "gpu").shelved == ()
+
+
 def test_xla_keeps_one_array_for_each_type_and_writes_it_in_place() -> None:
     flat, found = profiled()
     types = [str(found.program.avals[v].dtype) for v in found.shelved]
@@ -170,14 +190,15 @@ def test_any_order_of_a_plan_gives_the_same_numbers(seed: int) -> None:
 
 MAPPED = textwrap.dedent(
     """
-    import dataclasses, json
+    import json, sys
     import jax, jax.numpy as jnp
     from jax import lax
     from jax.sharding import AxisType, PartitionSpec as P
     from coop_jax._fitting.compile import flat_step
     from coop_jax._fitting.emit import emit
-    from coop_jax._program.profile import profile, scope
-    from coop_jax._program.shelving import shelved, without
+
+    sys.path.append(sys.argv[1])
+    from tests.shelving_test import with_shelf
 
     LAYERS, ROWS, WIDTH = 12, 256, 64
 
@@ -202,27 +223,18 @@ MAPPED = textwrap.dedent(
     step = jax.shard_map(local, mesh=mesh, **specs)
     leaves = jax.tree.leaves((state, x))
     flat = flat_step(jax.jit(step).trace(state, x), leaves)
-    _, buffers = flat.compile_with_buffers(
-        lambda *values: flat.program.evaluate(values, scope)
-    )
-    found = profile(flat.program, buffers, 0, "cpu")
-    values = shelved(found.problem)
-    found = dataclasses.replace(
-        found,
-        problem=without(found.problem, values),
-        shelved=tuple(found.variable_of[v] for v in values),
-    )
+    found = with_shelf(flat)
     planned = emit(found, [(k,) for k in range(len(found.problem.ops))])
     pairs = zip(flat.compile(planned)(*leaves), jax.tree.leaves(step(state, x)))
     off = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
     print("row", json.dumps(["off", off]))
-    print("row", json.dumps(["shelved", len(values)]))
+    print("row", json.dumps(["shelved", len(found.shelved)]))
     """
 )
 
 
 def test_a_step_inside_shard_map_has_a_shelf_on_each_device(tmp_path) -> None:
-    rows = rows_of(MAPPED, [], tmp_path)
+    rows = rows_of(MAPPED, [str(Path(__file__).parents[1])], tmp_path)
     assert rows["off"] < 1e-5
     assert rows["shelved"] >= 8
 

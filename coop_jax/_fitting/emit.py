@@ -62,12 +62,12 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
 
     def planned(*arguments: Any) -> list[Any]:
         alone = _alone(profile)
+        spreading = _spreading(profile, alone)
         cut = parts(profile.problem, positions, alone)
         if profile.platform != "cpu":
             # XLA:CPU rather computes what it fuses once per reader, and is slower then.
-            apart = profile.calls.keys() | _spreading(profile, alone)
-            cut = joined(profile.problem, cut, apart)
-        return _Emission(profile, alone, arguments).run(cut)
+            cut = joined(profile.problem, cut, profile.calls.keys() | spreading)
+        return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned
 
@@ -76,11 +76,15 @@ class _Emission:
     """Environment of one trace."""
 
     def __init__(
-        self, profile: Profile, alone: Set[OpId], arguments: Sequence[Any]
+        self,
+        profile: Profile,
+        alone: Set[OpId],
+        spreading: Set[OpId],
+        arguments: Sequence[Any],
     ) -> None:
         self.profile = profile
         self.alone = alone
-        self.spreading = _spreading(profile, alone)
+        self.spreading = spreading
         self.program = profile.program
         self.env: dict[Variable, Any] = dict(
             zip(self.program.arguments, arguments, strict=True)

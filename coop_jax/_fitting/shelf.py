@@ -46,7 +46,7 @@ class Shelf:
     def put(self, values: Mapping[Variable, Any]) -> None:
         """Takes those of the values that belong here, and writes a few at a time."""
         self._waiting |= {v: values[v] for v in self._missing if v in values}
-        if len(self._waiting) < min(_AT_A_TIME, max(len(self._missing), 1)):
+        if len(self._waiting) < min(_AT_A_TIME, len(self._missing)):
             return
         coming = sorted(self._waiting, key=self._place)
         while coming:

@@ -41,7 +41,7 @@ from .progress import stage
 
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
-_WORTH_LOOSENING = 0.001
+_WORTH_LOOSENING = 0.001  # share of the room left, times what the plan costs more
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _WORTH_RELAXING = 0.05

@@ -167,9 +167,8 @@ def _on_shelf(
     """
     if program.partitions > 1 or platform == "cpu":
         return ()
-    avals = program.avals
-    is_key = [jnp.issubdtype(avals[v].dtype, jax.dtypes.extended) for v in variables]
-    return tuple(v for v in shelved(problem) if not is_key[v])
+    found = [(v, program.avals[variables[v]].dtype) for v in shelved(problem)]
+    return tuple(v for v, t in found if not jnp.issubdtype(t, jax.dtypes.extended))
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:

@@ -16,6 +16,7 @@ from .._planning.types import Problem, ValueId
 _SMALL = 1 / 65536
 _SMALLEST = 4096
 _FEWEST = 8
+_SCALAR = 16
 
 
 def small_size(problem: Problem) -> int:
@@ -23,19 +24,14 @@ def small_size(problem: Problem) -> int:
     return max(_SMALLEST, int(sum(v.size for v in problem.values) * _SMALL))
 
 
-def shelved(problem: Problem, scalar: int = 16) -> tuple[ValueId, ...]:
-    """The small values that wait, unread, where most of such wait; as they are made.
-
-    Args:
-      problem: ops in program order.
-      scalar: most bytes of what no array is worth.
-    """
+def shelved(problem: Problem) -> tuple[ValueId, ...]:
+    """The small values that wait, unread, where most of such wait; as they are made."""
     small = small_size(problem)
     uses = {
         v: [k]
         for k, op in enumerate(problem.ops)
         for v in op.outputs
-        if scalar < problem.values[v].size <= small
+        if _SCALAR < problem.values[v].size <= small
     }
     for k, op in enumerate(problem.ops):
         for v in uses.keys() & set(op.inputs):
