@@ -191,6 +191,25 @@ def test_a_product_is_part_of_the_transpose_that_xla_writes() -> None:
     assert inlined(found, "transpose") == ["dot_general"]
 
 
+@pytest.mark.parametrize("rows", [(128,), (8, 16)], ids=["one", "two"])
+def test_a_gradient_of_weights_is_one_op_unless_its_product_alone_is_faster(
+    rows: tuple[int, ...],
+) -> None:
+    """Of rows in two dimensions, a library makes the product if it is alone."""
+
+    def gradient(x, y):
+        summed = tuple(range(len(rows)))
+        turned = lax.transpose(
+            lax.dot_general(y, x, ((summed, summed), ((), ()))), (1, 0)
+        )
+        return jnp.cumsum(turned, 0), jnp.cumsum(turned, 1)
+
+    found, _, _ = profiled(gradient, float32(*rows, 64), float32(*rows, 96))
+    is_merged = len(rows) == 1
+    assert inlined(found, "transpose") == ["dot_general"] * is_merged
+    assert ops(found).count("dot_general") == (not is_merged)
+
+
 def test_a_product_that_others_read_too_is_an_op() -> None:
     def layer(x, w):
         turned = lax.transpose(y := w @ x, (1, 0))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS, REDUCTIONS, SUMS, VIEWS, fusible
 from .hlo import OwnedBuffer
 from .shards import communicates
-from .trace import Variable
+from .trace import Equation, Variable
 from .units import Graph
 
 _LOOPS = {"scan", "while", "cond"}
@@ -116,8 +116,10 @@ def _merge_turned(
 ) -> None:
     """Makes one unit of a product and its transpose, which XLA writes turned at once.
 
-    Such is every layer that `vmap` makes of `weight @ x`. A plain `dot` that XLA:CPU
-    makes of the two takes longer than a library's product and the transpose of it.
+    Such is every layer that `vmap` makes of `weight @ x`. Where a product sums over
+    several dimensions, a plain `dot` that XLA:CPU makes of the two takes longer than
+    a library's product and the transpose of it; over one, it is a plain `dot` in any
+    case.
     """
     for k in sorted(roots):
         equation = graph.equations[k]
@@ -129,8 +131,14 @@ def _merge_turned(
         is_transpose = graph.equations[readers[0]].primitive.name == "transpose"
         written = owned.get(readers[0])
         is_plain = any(b.opcode == "dot" for b in written or ())
-        if is_transpose and readers[0] in roots and written and not is_plain:
+        is_slower = is_plain and _summed_dimensions(equation) > 1
+        if is_transpose and readers[0] in roots and written and not is_slower:
             roots.discard(k)
+
+
+def _summed_dimensions(product: Equation) -> int:
+    (summed, _), _ = product.params["dimension_numbers"]
+    return len(summed)
 
 
 def _is_call(graph: Graph, equations: set[int]) -> bool:
