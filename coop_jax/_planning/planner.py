@@ -52,6 +52,7 @@ _ENOUGH_WAYS = 6
 _HOPELESS = (4, 1.1)
 _HOPELESS_DOWN = (3, 1.04)
 _FAR_BEHIND = 1.1
+# After a fresh start that ends so far above the best, no other is tried.
 _OUT_OF_SIGHT = 1.5
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
@@ -363,10 +364,9 @@ def _descend(search: AnySearch, target: int) -> Planned:
                 if start is order and reached.size > _HOPELESS_DOWN[1] * best.size:
                     # With more room it would end no lower.
                     afresh = [way for way in afresh if way != (order, is_quick)]
-                if start is order and reached.size > _OUT_OF_SIGHT * best.size:
-                    # Nor would the other way from there come near.
-                    afresh = []
-                    break
+                    if reached.size > _OUT_OF_SIGHT * best.size:
+                        afresh = []
+                        break
         stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
         best = min(best, reached, key=lambda planned: planned.size)
         if best.size <= target or stride > _SHORTEST:
