@@ -172,15 +172,13 @@ def test_a_kind_of_way_that_ends_far_behind_is_not_sent_again(
     assert crew.seeds == sent
 
 
-@pytest.mark.parametrize(("ends", "is_near"), [(105, False), (104, True)])
-def test_fresh_starts_that_all_end_above_what_is_known_end_the_way_down(
-    ends: int, is_near: bool
-) -> None:
-    best = dataclasses.replace(plan(CHEAP_AND_DEAR, 100), size=100)
-    crew = Sent(CHEAP_AND_DEAR, {0: ends})
-    assert planner._go_further(crew, best, QUICK) == (best, is_near)
-    # After a try for 0.9 of it there is one for 0.97, if there is hope at all.
-    assert crew.seeds.count(1) == 1 + is_near
+@pytest.mark.parametrize(("ends", "sent"), [(111, 1), (110, 2)])
+def test_one_fresh_start_that_ends_far_off_is_enough(ends: int, sent: int) -> None:
+    crew = Sent(CHEAP_AND_DEAR, {0: ends, 1: 90, 2: 90})
+    ways = planner._ways_down(CHEAP_AND_DEAR)
+    hopeless = planner._HOPELESS_AFRESH
+    followed = planner._followed(crew, 100, ways, QUICK, 2, hopeless=hopeless)
+    assert len(list(followed)) == sent
 
 
 def test_a_fresh_start_that_ends_far_above_what_is_known_is_not_made_again(

@@ -42,7 +42,6 @@ _ATTEMPTS = 10
 _FIRST_SHARE = 0.3
 _STRIDE = 0.75
 _SHORTEST = 0.98
-_FURTHER_SHARES = (0.9, 0.97)
 _WAYS_TO_THE_FLOOR = 3
 _NOISY_WAYS = 12
 _NOISY_WAYS_DOWN = 8
@@ -51,6 +50,7 @@ _ENOUGH_WAYS = 6
 # no hope; on the way down each pool is only a try.
 _HOPELESS = (4, 1.1)
 _HOPELESS_DOWN = (3, 1.04)
+_HOPELESS_AFRESH = (1, 1.1)
 _FAR_BEHIND = 1.1
 # After a fresh start that ends so far above the best, no other is tried.
 _OUT_OF_SIGHT = 1.5
@@ -247,21 +247,21 @@ def smallest(
     with Crew(problem, problem.fixed, effort, is_packed) as crew:
         search = crew.lead
         best = known or _reach_in_vain(crew, effort)
-        best = _deepen(search, dataclasses.replace(best, fits=True), effort)
-        first, then = ((), ()) if _is_long(problem) else _MARGINS
-        roomy = _roomy(crew, best, first, effort)
-        best, is_near = _go_further(crew, best, effort)
-        found = [work.result() for work in roomy]
-        start = min(found, key=lambda planned: planned.size, default=best)
-        found += [work.result() for work in _roomy(crew, start, then, effort)]
-        found.append(best)
+        found = [_deepen(search, dataclasses.replace(best, fits=True), effort)]
+        for margins in () if _is_long(problem) else _MARGINS:
+            start = min(found, key=lambda planned: planned.size)
+            roomy = _roomy(crew, start, margins, effort)
+            found += [work.result() for work in roomy]
         least = min(planned.size for planned in found)
         near = [planned for planned in found if planned.size <= least * _AS_SMALL]
         best = min(near, key=lambda planned: planned.cost)
         # What is left of a long way down is seldom the cheapest way to be there.
-        ways = islice(_ways_down(problem), _WAYS_TO_THE_FLOOR if is_near else 0)
+        ways = islice(_ways_down(problem), _WAYS_TO_THE_FLOOR)
         enough = _enough_ways(problem)
-        best = _best(chain([best], _followed(crew, best.size, ways, effort, enough)))
+        afresh = _followed(
+            crew, best.size, ways, effort, enough, hopeless=_HOPELESS_AFRESH
+        )
+        best = _best(chain([best], afresh))
         search.begin(best.size)
         return search.refine(best, effort)
 
@@ -292,28 +292,6 @@ def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
             break
         best = dataclasses.replace(reached, fits=True)
     return best
-
-
-def _go_further(crew: Crew, best: Planned, effort: Effort) -> tuple[Planned, bool]:
-    """Starts afresh for less: small steps from one schedule end in a corner.
-
-    Returns:
-      The smallest schedule reached, and whether fresh starts come near it at all.
-    """
-    for _ in range(_ATTEMPTS):
-        for share in _FURTHER_SHARES:
-            pool = int(best.size * share)
-            ways = _ways_down(crew.lead.problem)
-            followed = _followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN)
-            found = list(followed)
-            if found[-1].fits:
-                break
-            if min(way.size for way in found) > _HOPELESS_DOWN[1] * best.size:
-                return best, False
-        else:
-            break
-        best = _deepen(crew.lead, found[-1], effort)
-    return best, True
 
 
 def _roomy(
