@@ -12,8 +12,9 @@ def paired_times(
 ) -> list[tuple[float, ...]]:
     """Seconds of each program in each of `rounds` rounds.
 
-    Every round runs every program once, every other round in reverse; one more round
-    before them is discarded.
+    Every round runs every program twice in a row, as in training each step comes after
+    one of the same, and times the second; every other round goes in reverse. One more
+    round before them is discarded.
 
     Args:
       programs: called as `program(*args)`.
@@ -24,6 +25,7 @@ def paired_times(
     order = list(range(len(programs)))
     for _ in range(rounds + 1):
         for i in order:
+            jax.block_until_ready(programs[i](*copies(args, donated)))
             fresh = copies(args, donated)
             start = time.perf_counter()
             jax.block_until_ready(programs[i](*fresh))

@@ -10,13 +10,13 @@ import pytest
 from google.protobuf import json_format
 from jax import lax
 
-from coop_jax._program import hlo
 from coop_jax._program.hlo import (
     OwnedBuffer,
     dump_directory,
     dump_options,
     owned_buffers,
 )
+from coop_jax._program.hlo_messages import message_class
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -150,14 +150,74 @@ FUSED_ZEROS = {
 }
 
 
+def dumped(directory: Path, message: dict[str, Any]) -> str:
+    """Writes it where XLA would have written a module and its assignment."""
+    written = json_format.ParseDict(message, message_class("Hlo")())
+    path = directory / "module.after_optimizations.hlo.pb"
+    path.write_bytes(written.SerializeToString())
+    return str(directory)
+
+
 def test_constants_that_a_fusion_writes_beside_its_result_are_told_apart(
     tmp_path: Path,
 ) -> None:
-    message = json_format.ParseDict(FUSED_ZEROS, hlo._message_class("Hlo")())
-    path = tmp_path / "module.after_optimizations.hlo.pb"
-    path.write_bytes(message.SerializeToString())
-    found = [(b.op_name, b.origin) for b in owned_buffers(None, str(tmp_path))]
+    buffers = owned_buffers(None, dumped(tmp_path, FUSED_ZEROS))
+    found = [(b.op_name, b.origin) for b in buffers]
     assert found == [("relu", "equation"), ("gradient", "constants")]
+
+
+def padded(name: str) -> dict[str, Any]:
+    """A relu fused into a pad of this name, which two convolutions of cuDNN read."""
+    convolutions = [
+        {
+            "id": 12 + i,
+            "opcode": "custom-call",
+            "operand_ids": [11],
+            "custom_call_target": f"__cudnn$conv{kind}",
+            "metadata": {"op_name": f"{kind}/conv_general_dilated"},
+        }
+        for i, kind in enumerate(("Forward", "BackwardFilter"))
+    ]
+    fusion = {
+        "id": 11,
+        "opcode": "fusion",
+        "operand_ids": [10],
+        "called_computation_ids": [2],
+    }
+    pad = {
+        "id": 22,
+        "opcode": "pad",
+        "operand_ids": [21],
+        "metadata": {"op_name": name},
+    }
+    relu = {"id": 21, "opcode": "maximum", "operand_ids": [20]}
+    parameters = [{"id": i, "opcode": "parameter"} for i in (10, 20)]
+    entry = [parameters[0], fusion, *convolutions]
+    logical = {"id": 0, "defined_at": {"instruction_id": 11}}
+    return {
+        "module": {
+            "computations": [
+                {"id": 1, "root_id": 13, "instructions": entry},
+                {"id": 2, "root_id": 22, "instructions": [parameters[1], relu, pad]},
+            ]
+        },
+        "buffer_assignment": {
+            "logical_buffers": [logical],
+            "allocations": [{"assigned": [{"logical_buffer_id": 0, "size": 64}]}],
+        },
+    }
+
+
+def test_what_cudnn_wants_padded_belongs_to_each_convolution_that_reads_it(
+    tmp_path: Path,
+) -> None:
+    made_up = owned_buffers(None, dumped(tmp_path, padded("relu/max")))
+    assert [(b.op_name, b.origin) for b in made_up] == [
+        ("Forward/conv_general_dilated", "reader"),
+        ("BackwardFilter/conv_general_dilated", "reader"),
+    ]
+    written = owned_buffers(None, dumped(tmp_path, padded("relu/pad")))
+    assert [(b.op_name, b.origin) for b in written] == [("relu/pad", "equation")]
 
 
 def test_a_fused_chain_has_one_buffer_named_after_its_last_equation() -> None:

@@ -174,7 +174,8 @@ class Workbench:
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
         for slack in _FLOOR_SLACKS:
             room = int(planned.size * slack) + self.profile.standing
-            relaxed = self._plan(room, quick, starts)
+            tries = (self._plan(room, each, starts) for each in (quick, effort))
+            relaxed = next((p for p in tries if p and p.positions not in starts), None)
             if relaxed is not None:
                 starts.append(relaxed.positions)
                 found = self._compile(relaxed)

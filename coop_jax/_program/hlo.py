@@ -1,78 +1,21 @@
 """Reads what XLA did: the optimized HLO module and its buffer assignment.
 
-jaxlib hands both over as serialized protocol buffers and ships no classes for them. The
-few fields needed here are declared below, by the numbers of openxla/xla's
-`xla/service/hlo.proto` and `xla/xla_data.proto`; unknown fields are skipped by the
-format itself.
+jaxlib hands both over as serialized protocol buffers (`hlo_messages`).
 """
 
-import functools
 import pathlib
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "int64": _FIELD.TYPE_INT64,
-    "int32": _FIELD.TYPE_INT32,
-    "bool": _FIELD.TYPE_BOOL,
-    "string": _FIELD.TYPE_STRING,
-}
-_SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
-    "OpMetadata": {"op_name": (2, "string")},
-    "Instruction": {
-        "name": (1, "string"),
-        "opcode": (2, "string"),
-        "metadata": (7, "OpMetadata"),
-        "tuple_index": (13, "int64"),
-        "id": (35, "int64"),
-        "operand_ids": (36, "int64*"),
-        "called_computation_ids": (38, "int64*"),
-    },
-    "Computation": {
-        "instructions": (2, "Instruction*"),
-        "id": (5, "int64"),
-        "root_id": (6, "int64"),
-    },
-    "HloModule": {
-        "computations": (3, "Computation*"),
-        "entry_computation_id": (6, "int64"),
-    },
-    "DefinedAt": {"shape_index": (3, "int64*"), "instruction_id": (4, "int64")},
-    "LogicalBuffer": {
-        "id": (1, "int64"),
-        "size": (2, "int64"),
-        "defined_at": (3, "DefinedAt"),
-    },
-    "Assigned": {
-        "logical_buffer_id": (1, "int64"),
-        "offset": (2, "int64"),
-        "size": (3, "int64"),
-    },
-    "Allocation": {
-        "index": (1, "int64"),
-        "size": (2, "int64"),
-        "is_thread_local": (3, "bool"),
-        "is_parameter": (5, "bool"),
-        "maybe_live_out": (7, "bool"),
-        "assigned": (9, "Assigned*"),
-        "is_constant": (12, "bool"),
-    },
-    "BufferAssignment": {
-        "logical_buffers": (1, "LogicalBuffer*"),
-        "allocations": (3, "Allocation*"),
-    },
-    "Hlo": {"module": (1, "HloModule"), "buffer_assignment": (3, "BufferAssignment")},
-}
+from .hlo_messages import parse
 
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
 
 _CALLS = ("convolution", "dot")
+_CUDNN = "__cudnn$conv"
 _VIEWS = {"parameter", "bitcast", "reshape"}
 _COPIES = {*_VIEWS, "copy", "transpose"}
 
@@ -152,7 +95,9 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                 continue
             place = list(defined.shape_index)
             owners, origin, call = [names.of(instruction, place)], "", None
-            if owners == [""]:
+            if padded := names.padded_for(instruction):
+                owners, origin = padded, "reader"
+            elif owners == [""]:
                 is_constant = names.is_from_constants(instruction, place)
                 origin = "constants" if is_constant else "reader"
                 owners = names.of_readers(instruction, place) or [""]
@@ -253,6 +198,19 @@ class _Names:
         is_for_calls = readers and all(self._is_call(reader) for reader in readers)
         return self.of(readers[0], []) if is_for_calls else ""
 
+    def padded_for(self, instruction: Any) -> list[str]:
+        """The names of the convolutions that read this, if XLA padded it for them.
+
+        cuDNN pads both sides alike; what is left is a pad under its operand's name.
+        """
+        pad = self._computing(instruction, [])
+        readers = self._beyond_views(instruction) if pad.opcode == "pad" else []
+        is_for_calls = all(r.custom_call_target.startswith(_CUDNN) for r in readers)
+        is_written = pad.metadata.op_name.endswith("/pad")
+        if is_written or not is_for_calls:
+            return []
+        return [self.of(reader, []) for reader in readers]
+
     def _beyond_views(self, instruction: Any) -> list[Any]:
         """What reads it, or a bitcast of it."""
         found = []
@@ -344,48 +302,11 @@ def _module_and_assignment(compiled: Any, dump: str | None) -> tuple[Any, Any]:
                 "buffer assignment there. Is `xla_dump_to` overridden in XLA_FLAGS?"
             )
         largest = max(paths, key=lambda path: path.stat().st_size)
-        hlo = _parse("Hlo", largest.read_bytes())
+        hlo = parse("Hlo", largest.read_bytes())
         return hlo.module, hlo.buffer_assignment
     analysis = compiled.memory_analysis()
     module = compiled.runtime_executable().hlo_modules()[0]
     return (
-        _parse("HloModule", module.as_serialized_hlo_module_proto()),
-        _parse("BufferAssignment", analysis.serialized_buffer_assignment_proto),
+        parse("HloModule", module.as_serialized_hlo_module_proto()),
+        parse("BufferAssignment", analysis.serialized_buffer_assignment_proto),
     )
-
-
-def _parse(message: str, serialized: bytes) -> Any:
-    parsed = _message_class(message)()
-    parsed.ParseFromString(serialized)
-    return parsed
-
-
-@functools.cache
-def _message_class(name: str) -> Any:
-    return message_factory.GetMessageClass(
-        _pool().FindMessageTypeByName(f"coop_jax.{name}")
-    )
-
-
-@functools.cache
-def _pool() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="coop_jax/hlo.proto", package="coop_jax", syntax="proto3"
-    )
-    for message, fields in _SCHEMA.items():
-        descriptor = file.message_type.add(name=message)
-        for name, (number, kind) in fields.items():
-            field = descriptor.field.add(name=name, number=number)
-            is_repeated = kind.endswith("*")
-            field.label = (
-                _FIELD.LABEL_REPEATED if is_repeated else _FIELD.LABEL_OPTIONAL
-            )
-            kind = kind.rstrip("*")
-            if kind in _SCALARS:
-                field.type = _SCALARS[kind]
-            else:
-                field.type = _FIELD.TYPE_MESSAGE
-                field.type_name = f".coop_jax.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return pool
