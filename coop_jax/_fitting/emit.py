@@ -66,7 +66,7 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
         cut = parts(profile.problem, positions, alone)
         if profile.platform != "cpu":
             # XLA:CPU rather computes what it fuses once per reader, and is slower then.
-            cut = joined(profile.problem, cut, profile.calls.keys() | spreading)
+            cut = joined(profile.problem, cut, profile.calls.keys(), spreading)
         return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned

@@ -43,7 +43,10 @@ def parts(problem: Problem, positions: Positions, alone: Set[OpId]) -> list[list
 
 
 def joined(
-    problem: Problem, parts: Sequence[Sequence[OpId]], apart: Set[OpId] = frozenset()
+    problem: Problem,
+    parts: Sequence[Sequence[OpId]],
+    apart: Set[OpId] = frozenset(),
+    spreading: Set[OpId] = frozenset(),
 ) -> list[list[OpId]]:
     """Parts put together while they fit the plan's own peak in whatever order they run.
 
@@ -54,6 +57,7 @@ def joined(
       problem: what is planned.
       parts: in the order they run.
       apart: ops that stay in the parts they are in.
+      spreading: ops whose workspace XLA may write before all else of a part.
     """
     most = max(live_bytes(problem, tuple(chain(*parts))), default=0)
     before = _before(problem, parts)
@@ -61,10 +65,10 @@ def joined(
     inside, held, workspace, is_open = set[OpId](), 0, 0, False
     for part, alive in zip(parts, before, strict=True):
         can_join = apart.isdisjoint(part)
-        made = sum(
-            problem.values[v].size for op in part for v in problem.ops[op].outputs
-        )
-        needed = max(problem.ops[op].workspace for op in part)
+        ops = [problem.ops[op] for op in part]
+        made = sum(problem.values[v].size for op in ops for v in op.outputs)
+        made += sum(problem.ops[op].workspace for op in part if op in spreading)
+        needed = max(op.workspace for op in ops)
         fits = held + made + max(workspace, needed) <= most
         if not (is_open and can_join and fits and inside.isdisjoint(part)):
             found.append([])
