@@ -61,12 +61,17 @@ def test_parts_are_joined_as_far_as_any_order_fits_the_peak() -> None:
     assert joined(CHAIN, alone) == [[0, 1], [2], [3]]
     assert joined(CHAIN, alone, apart={1}) == alone
     assert joined(CHAIN, [[0], [1], [0], [1, 2, 3]]) == [[0, 1], [0], [1, 2, 3]]
-    # Op 1 has a byte of workspace, op 2 has two.
-    roomy = dataclasses.replace(
-        CHAIN, ops=(*CHAIN.ops[:3], dataclasses.replace(CHAIN.ops[3], workspace=10))
-    )
-    assert joined(roomy, alone) == [[0, 1, 2], [3]]
-    assert joined(roomy, alone, spreading={1, 2}) == [[0, 1], [2], [3]]
+
+
+def test_an_array_written_before_all_else_of_a_part_fits_beside_all_it_makes() -> None:
+    values = (Value("x", 0, is_argument=True), Value("y0", 2000))
+    values += tuple(Value(f"y{k}", 8) for k in range(1, 4))
+    workspaces = enumerate((0, 6, 6, 2010))
+    ops = tuple(Op(f"f{k}", (k,), (k + 1,), 1.0, workspace=w) for k, w in workspaces)
+    problem, alone = Problem(ops, values), [[0], [1], [2], [3]]
+    # The peak is 2026 bytes, in the last part.
+    assert joined(problem, alone) == [[0, 1, 2], [3]]
+    assert joined(problem, alone, spreading={1, 2}) == [[0, 1], [2], [3]]
 
 
 def test_parts_joined_in_any_order_fit_the_peak() -> None:
@@ -226,7 +231,7 @@ def test_a_literal_that_xla_gpu_fuses_stays_a_constant(platform, passing) -> Non
 
 
 def test_on_gpu_an_array_of_zeros_is_written_right_before_what_reads_it() -> None:
-    """Not before the products that a small one would be joined with."""
+    """Not before the products that the scatter could be joined with."""
 
     def step(rows, x, wide, w):
         y = jnp.tanh(jnp.tanh(x @ wide) @ wide.T) @ w

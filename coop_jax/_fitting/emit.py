@@ -66,7 +66,8 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
         cut = parts(profile.problem, positions, alone)
         if profile.platform != "cpu":
             # XLA:CPU rather computes what it fuses once per reader, and is slower then.
-            cut = joined(profile.problem, cut, profile.calls.keys(), spreading)
+            apart = profile.calls.keys() | _by_rows(profile, spreading)
+            cut = joined(profile.problem, cut, apart, spreading)
         return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned
@@ -290,6 +291,13 @@ def _spreading(profile: Profile, alone: Set[OpId]) -> set[OpId]:
         for op, unit in enumerate(profile.units)
         if unit.literals and (op in alone or not unit.inputs)
     }
+
+
+def _by_rows(profile: Profile, ops: Set[OpId]) -> set[OpId]:
+    """Those that write or read rows: zeros under them are as large as an embedding."""
+    roots = {op: profile.program.equations[profile.units[op].root] for op in ops}
+    names = ("gather", "scatter")
+    return {op for op in ops if roots[op].primitive.name.startswith(names)}
 
 
 def compute_unit(

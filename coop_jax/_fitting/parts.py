@@ -65,10 +65,11 @@ def joined(
     inside, held, workspace, is_open = set[OpId](), 0, 0, False
     for part, alive in zip(parts, before, strict=True):
         can_join = apart.isdisjoint(part)
-        ops = [problem.ops[op] for op in part]
-        made = sum(problem.values[v].size for op in ops for v in op.outputs)
-        made += sum(problem.ops[op].workspace for op in part if op in spreading)
-        needed = max(op.workspace for op in ops)
+        made = sum(
+            _taken(problem, op) if op in spreading else _made(problem, op)
+            for op in part
+        )
+        needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
         if not (is_open and can_join and fits and inside.isdisjoint(part)):
             found.append([])
@@ -77,6 +78,14 @@ def joined(
         inside |= set(part)
         held, workspace, is_open = held + made, max(workspace, needed), can_join
     return found
+
+
+def _made(problem: Problem, op: OpId) -> int:
+    return sum(problem.values[v].size for v in problem.ops[op].outputs)
+
+
+def _taken(problem: Problem, op: OpId) -> int:
+    return _made(problem, op) + problem.ops[op].workspace
 
 
 def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
