@@ -12,6 +12,8 @@ from .._program.cost import program_flops
 from .._program.profile import Profile
 from .._program.trace import Program
 
+_FAR_OFF = 0.05
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
@@ -39,6 +41,11 @@ class Candidate:
     def surplus(self) -> int:
         """Bytes XLA used beyond the model's."""
         return self.memory.temp - self.predicted
+
+    @property
+    def is_far_off(self) -> bool:
+        """Whether a plan for a little more may well measure less."""
+        return self.surplus > _FAR_OFF * self.predicted
 
     def arithmetic(self, program: Program) -> float:
         """Flops over those of `program`, the step that it was planned for."""

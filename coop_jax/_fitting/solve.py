@@ -44,7 +44,6 @@ _MOST_BISECTIONS = 2
 _WORTH_LOOSENING = 0.001  # share of the room left, times what the plan costs more
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
-_WORTH_RELAXING = 0.05
 _NEAR_FLOOR = 1.02
 _WORTH_MORE_BYTES = 0.95
 _NEAR_TRIES = 2
@@ -174,12 +173,13 @@ class Workbench:
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
         for slack in _FLOOR_SLACKS:
             room = int(planned.size * slack) + self.profile.standing
-            tries = (self._plan(room, each, starts) for each in (quick, effort))
+            efforts = (quick, effort) if found.is_far_off else (quick,)
+            tries = (self._plan(room, each, starts) for each in efforts)
             relaxed = next((p for p in tries if p and p.positions not in starts), None)
             if relaxed is not None:
                 starts.append(relaxed.positions)
                 found = self._compile(relaxed)
-            if found.surplus <= _WORTH_RELAXING * found.predicted:
+            if not found.is_far_off:
                 break
 
     def finish(self, candidate: Candidate) -> Candidate:
