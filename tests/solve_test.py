@@ -37,5 +37,24 @@ def test_where_only_the_smallest_fits_plans_start_from_it():
     assert found.cost < 0.9 * floor.cost
 
 
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, {0}), (0.8, {0, 5})])
+def test_only_where_xla_adds_much_the_floor_is_sought_twice(
+    monkeypatch: pytest.MonkeyPatch, share: float, rounds: set[int]
+):
+    asked = set()
+
+    def plan(problem, pool, effort, starts):
+        asked.add(effort.rounds)
+        found = planner.plan(problem, pool, effort, starts, is_packed=True)
+        return dataclasses.replace(found, positions=starts[0])
+
+    bench = workbench()
+    bench.planner = Planner(plan, PLANNERS["coop"].smallest)
+    packed = bench._packed
+    monkeypatch.setattr(bench, "_packed", lambda order: int(share * packed(order)))
+    bench.floor(QUICK)
+    assert asked == rounds
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
