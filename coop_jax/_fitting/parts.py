@@ -66,9 +66,9 @@ def joined(
     for part, alive in zip(parts, before, strict=True):
         can_join = apart.isdisjoint(part)
         made = sum(
-            _taken(problem, op) if op in spreading else _made(problem, op)
-            for op in part
+            problem.values[v].size for op in part for v in problem.ops[op].outputs
         )
+        made += sum(problem.ops[op].workspace for op in part if op in spreading)
         needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
         if not (is_open and can_join and fits and inside.isdisjoint(part)):
@@ -78,14 +78,6 @@ def joined(
         inside |= set(part)
         held, workspace, is_open = held + made, max(workspace, needed), can_join
     return found
-
-
-def _made(problem: Problem, op: OpId) -> int:
-    return sum(problem.values[v].size for v in problem.ops[op].outputs)
-
-
-def _taken(problem: Problem, op: OpId) -> int:
-    return _made(problem, op) + problem.ops[op].workspace
 
 
 def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
