@@ -74,8 +74,8 @@ def remat(
       budget: bytes per device for arguments, outputs and temporaries together, as XLA's
         `memory_analysis()` gives them (`argument + output - alias + temp`): an int,
         `"12GiB"` or `"800MB"`, a float in (0, 1] as a share of what the step takes as
-        written, `"min"` for the smallest reachable within 2 %, or None for the
-        device's own limit less 5 %.
+        written, `"min"` for the smallest reachable, or up to 5 % more where that
+        saves more than 5 % of the time, or None for the device's own limit less 5 %.
       policy: the planner; `"coop"` unless you compare planners.
       cost_model: where the cost of an operation comes from: `"roofline"` (its flops and
         bytes at typical rates), or `"measured"` (timed on the device, each distinct

@@ -56,5 +56,28 @@ def test_only_where_xla_adds_much_the_floor_is_sought_twice(
     assert asked == rounds
 
 
+@pytest.mark.parametrize(
+    ("larger", "cheaper", "is_taken"),
+    [(1.04, 0.9, True), (1.04, 0.98, False), (1.06, 0.1, False)],
+)
+def test_asked_for_the_smallest_up_to_five_percent_must_save_as_much(
+    larger: float, cheaper: float, is_taken: bool
+):
+    bench = workbench()
+    floor = bench.floor(QUICK)
+    bench.candidates = [floor]
+    more = int((larger - 1) * floor.memory.total)
+    memory = dataclasses.replace(floor.memory, temp=floor.memory.temp + more)
+    other = dataclasses.replace(floor, memory=memory, cost=cheaper * floor.cost)
+    bench.candidates.append(other)
+
+    def plan_nothing(problem, pool, effort, starts):
+        found = planner.plan(problem, pool, effort, starts, is_packed=True)
+        return dataclasses.replace(found, fits=False)
+
+    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    assert bench.near_floor(QUICK) is (other if is_taken else floor)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

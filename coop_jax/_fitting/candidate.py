@@ -47,6 +47,11 @@ class Candidate:
         """Whether a plan for a little more may well measure less."""
         return self.surplus > _FAR_OFF * self.predicted
 
+    @property
+    def bytes_times_cost(self) -> float:
+        """Less is better where both matter, as near the fewest bytes."""
+        return self.memory.total * self.cost
+
     def arithmetic(self, program: Program) -> float:
         """Flops over those of `program`, the step that it was planned for."""
         units, problem = self.profile.units, self.profile.problem

@@ -5,7 +5,7 @@
                compile; over the budget: aim lower by the difference, and again
                well under it: aim higher once
     floor      no plan fits: the smallest pool the planner can reach, compiled
-    near       asked for the smallest: the cheapest within two percent of that
+    near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
@@ -44,8 +44,7 @@ _MOST_BISECTIONS = 2
 _WORTH_LOOSENING = 0.001  # share of the room left, times what the plan costs more
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
-_NEAR_FLOOR = 1.02
-_WORTH_MORE_BYTES = 0.95
+_NEAR_FLOOR = 1.05
 _NEAR_TRIES = 2
 _WORTH_PLANNING = 0.999
 
@@ -144,7 +143,7 @@ class Workbench:
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
-        """The cheapest program within 2 % of the fewest bytes: the last cost most."""
+        """The least bytes times cost within 5 % of the fewest bytes."""
         floor = self.floor(effort)
         if floor is self.baseline:
             return floor
@@ -155,13 +154,13 @@ class Workbench:
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
         for _ in range(_NEAR_TRIES if is_more else 0):
             planned = self._plan(room - surplus, effort)
-            if planned is None or planned.cost > _WORTH_MORE_BYTES * floor.cost:
+            if planned is None or planned.cost * budget > floor.bytes_times_cost:
                 break
             over = self._compile(planned).memory.temp - room
             if over <= 0:
                 break
             surplus += over
-        return min(self._fitting(budget), key=lambda c: (c.cost, c.memory.total))
+        return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
     def _seek_floor(self, effort: Effort) -> None:
         stage("looking for the smallest plan")

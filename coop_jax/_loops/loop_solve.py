@@ -129,7 +129,7 @@ class LoopWorkbench:
         return self.smallest
 
     def near_floor(self, effort: Effort) -> Candidate:
-        """The cheapest program within 2 % of the fewest bytes reached."""
+        """The least bytes times cost within 5 % of the fewest bytes."""
         return self.programs.bench_of(self.floor(effort)).near_floor(effort)
 
     def finish(self, candidate: Candidate) -> Candidate:
