@@ -9,6 +9,7 @@ from validate_test import random_problem
 
 from benchmarks.optimum_problems import layered
 from coop_jax._planning import planner
+from coop_jax._planning.crew import open_search
 from coop_jax._planning.margins import with_margins
 from coop_jax._planning.planner import Effort, Planned, plan, program_order, smallest
 from coop_jax._planning.types import Op, Problem, Value
@@ -86,6 +87,22 @@ def test_where_packing_loses_bytes_margins_save_some(
     # Of those that are as small, the cheapest is taken.
     assert all(a <= 1.005 * b for a, b in zip(with_room, without, strict=True))
     assert sum(with_room) < 0.94 * sum(without)
+
+
+def test_beside_the_smallest_plan_are_cheaper_ones_a_little_larger() -> None:
+    """Where plans for a little more start, they cost no more than these."""
+    problems = [layered(seed, 60) for seed in (0, 3, 11)]
+    found = [(problem, smallest(problem, is_packed=True)) for problem in problems]
+    assert any(least.nearby for _, least in found)
+    for problem, least in found:
+        for positions in least.nearby:
+            search = open_search(problem, least.size, Effort(), is_packed=True)
+            near = search.at(positions)
+            validate(problem, near.schedule)
+            assert least.size <= near.size <= 1.1 * least.size
+            assert near.cost < least.cost
+            again = plan(problem, near.size, Effort(), [positions], is_packed=True)
+            assert again.cost <= near.cost
 
 
 if __name__ == "__main__":

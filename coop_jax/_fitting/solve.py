@@ -167,16 +167,17 @@ class Workbench:
         sought, smallest = self._sought[-1], self.planner.smallest
         planned = self._timed(lambda: smallest(self.problem, effort, sought.in_vain))
         sought.least_pool = planned.size
-        found, starts = self._compile(planned), [planned.positions]
+        found, known = self._compile(planned), [planned.positions]
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
         for slack in _FLOOR_SLACKS:
             room = int(planned.size * slack) + self.profile.standing
             efforts = (quick, effort) if found.is_far_off else (quick,)
+            starts = [*known, *planned.nearby]
             tries = (self._plan(room, each, starts) for each in efforts)
-            relaxed = next((p for p in tries if p and p.positions not in starts), None)
+            relaxed = next((p for p in tries if p and p.positions not in known), None)
             if relaxed is not None:
-                starts.append(relaxed.positions)
+                known.append(relaxed.positions)
                 found = self._compile(relaxed)
             if not found.is_far_off:
                 break

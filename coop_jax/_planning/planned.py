@@ -43,6 +43,7 @@ class Planned:
       size: bytes that count against the pool: `peak`, or the packed block's.
       cost: seconds by the cost model.
       fits: whether `size` is within the pool asked for.
+      nearby: cheaper plans a little larger than the smallest, if that was asked for.
     """
 
     schedule: Schedule
@@ -51,6 +52,7 @@ class Planned:
     size: int
     cost: float
     fits: bool
+    nearby: tuple[Positions, ...] = ()
 
     def beats(self, other: "Planned") -> bool:
         """Whether it is cheaper and fits, or else comes nearer to the pool."""

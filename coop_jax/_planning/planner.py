@@ -60,6 +60,7 @@ _NEARLY_FREE = 1.0005
 # The second ones start from the best that the first come to.
 _MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
 _AS_SMALL = 1.005
+_NEARBY = 1.1
 _MOST_STRIDES = 40
 
 
@@ -263,7 +264,14 @@ def smallest(
         )
         best = _best(chain([best], afresh))
         search.begin(best.size)
-        return search.refine(best, effort)
+        best = search.refine(best, effort)
+        return dataclasses.replace(best, nearby=_nearby(best, found))
+
+
+def _nearby(best: Planned, found: Iterable[Planned]) -> tuple[Positions, ...]:
+    """Where plans for a little more may start from, cheapest first."""
+    cheaper = (f for f in found if f.size <= best.size * _NEARBY and f.cost < best.cost)
+    return tuple(f.positions for f in sorted(cheaper, key=lambda f: f.cost))
 
 
 def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
