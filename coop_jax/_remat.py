@@ -75,7 +75,7 @@ def remat(
         `memory_analysis()` gives them (`argument + output - alias + temp`): an int,
         `"12GiB"` or `"800MB"`, a float in (0, 1] as a share of what the step takes as
         written, `"min"` for the smallest reachable, or up to 5 % more where that
-        saves more than 5 % of the time, or None for the device's own limit less 5 %.
+        saves a larger share of the time, or None for the device's limit less 5 %.
       policy: the planner; `"coop"` unless you compare planners.
       cost_model: where the cost of an operation comes from: `"roofline"` (its flops and
         bytes at typical rates), or `"measured"` (timed on the device, each distinct
