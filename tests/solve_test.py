@@ -56,6 +56,24 @@ def test_only_where_xla_adds_much_the_floor_is_sought_twice(
     assert asked == rounds
 
 
+def test_plans_for_a_little_more_than_the_smallest_start_from_cheaper_ones_nearby():
+    bench, asked = workbench(), []
+    nearby = planner.program_order(bench.problem)
+
+    def smallest(problem, effort, known):
+        found = PLANNERS["coop"].smallest(problem, effort, known)
+        return dataclasses.replace(found, nearby=(nearby,))
+
+    def plan(problem, pool, effort, starts):
+        asked.append(starts)
+        return planner.plan(problem, pool, effort, starts, is_packed=True)
+
+    bench.planner = Planner(plan, smallest)
+    bench.floor(QUICK)
+    assert asked
+    assert all(nearby in starts[1:] for starts in asked)
+
+
 @pytest.mark.parametrize(
     ("larger", "cheaper", "is_taken"),
     [(1.04, 0.9, True), (1.04, 0.98, False), (1.06, 0.1, False)],

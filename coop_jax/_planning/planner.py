@@ -60,6 +60,7 @@ _NEARLY_FREE = 1.0005
 # The second ones start from the best that the first come to.
 _MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
 _AS_SMALL = 1.005
+# So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
 _MOST_STRIDES = 40
 
