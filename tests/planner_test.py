@@ -397,5 +397,25 @@ def test_tiny_plans_cost_what_the_optimum_costs() -> None:
     assert missed_pools <= 0.1 * planned_pools
 
 
+def test_refines_more_than_one_schedule_and_thoroughly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problems = [layered(seed, 60) for seed in range(4)]
+
+    def costs() -> list[float]:
+        return [plan(each, int(0.35 * peak_of(each))).cost for each in problems]
+
+    few_thorough = costs()
+    monkeypatch.setattr(planner, "_FINALISTS", 1)
+    one_thorough = costs()
+    monkeypatch.setattr(planner, "_THOROUGH", 1)
+    monkeypatch.setattr(planner, "_LAST_MOVES", 1)
+    one = costs()
+    assert all(
+        a <= b <= c for a, b, c in zip(few_thorough, one_thorough, one, strict=True)
+    )
+    assert sum(few_thorough) < sum(one_thorough) < sum(one)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -9,7 +9,7 @@
                   once: `crew`)
         leave     room beside the fullest place, for the smallest pool, in several ways,
                   and go on down from each: it packs better (`margins`)
-        refine    the best: leave it and come back by another way     (`refine`)
+        refine    the best few: leave and come back by another way    (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
 in place of the past: the waiting time ahead instead of the staleness behind, and the
@@ -63,6 +63,8 @@ _AS_SMALL = 1.005
 # So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
 _MOST_STRIDES = 40
+# The last refinement: of how many schedules, and rounds and moves over the usual.
+_FINALISTS, _THOROUGH, _LAST_MOVES = 4, 16, 4
 
 
 def plan(
@@ -94,17 +96,42 @@ def plan(
         known = [*starts, *guides]
         ways = chain(map(Way, known), _ways(problem, pool))
         enough = _enough_ways(problem) + len(guides)
-        found = _best(_followed(crew, pool, ways, effort, enough, len(known)))
-        if not found.fits:
+        reached = list(_followed(crew, pool, ways, effort, enough, len(known)))
+        if not _best(reached).fits:
             search.begin(pool)
-            reached = _descend(search, pool)
-            if reached.peak <= pool:
-                reached = search.refine(reached, _little(effort))
-            found = _best((found, reached))
-        if found.peak <= pool:
-            search.moves_left = search.moves // 4
-            found = search.refine(found, effort)
-    return found
+            found = _descend(search, pool)
+            if found.peak <= pool:
+                found = search.refine(found, _little(effort))
+            reached.append(found)
+        best = _best(reached)
+        if best.peak <= pool:
+            best = _best((best, *_refined(crew, best, reached, effort)))
+    return best
+
+
+def _refined(
+    crew: Crew, best: Planned, reached: Iterable[Planned], effort: Effort
+) -> list[Planned]:
+    """What the best and the next cheapest come to with much refinement.
+
+    Not in long programs, where that would take too long.
+    """
+    lead = crew.lead
+    if _is_long(lead.problem):
+        lead.moves_left = lead.moves // 4
+        return [lead.refine(best, effort)]
+    thorough = dataclasses.replace(effort, rounds=_THOROUGH * effort.rounds)
+
+    def refine(start: Planned, search: AnySearch) -> Planned:
+        search.begin(lead.pool)
+        search.moves_left = _LAST_MOVES * search.moves
+        return search.refine(start, thorough)
+
+    fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
+    different = {one.positions: one for one in (best, *fitting)}.values()
+    chosen = islice(different, _FINALISTS)
+    under_way = [crew.meanwhile(functools.partial(refine, one)) for one in chosen]
+    return [each.result() for each in under_way]
 
 
 def _followed(
@@ -278,7 +305,7 @@ def _nearby(best: Planned, found: Iterable[Planned]) -> tuple[Positions, ...]:
 def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
     """The smallest of fresh starts for a pool out of reach, and of a way down."""
     problem = crew.lead.problem
-    pool = _least(problem)
+    pool = problem.least_pool
 
     def descend(search: AnySearch) -> Planned:
         search.begin(pool)
@@ -362,17 +389,3 @@ def _descend(search: AnySearch, target: int) -> Planned:
     if best.size > target:
         return dataclasses.replace(best, fits=False)
     return search.reach(best.positions)
-
-
-def _least(problem: Problem) -> int:
-    """Bytes that no schedule goes below: the values that one op reads and writes."""
-    sizes = problem.pool_sizes
-    return max(
-        (
-            sum(sizes[v] for v in {*op.inputs, *op.outputs})
-            - sum(sizes[target] for target in {target for _, target in op.in_place})
-            + op.workspace
-            for op in problem.ops
-        ),
-        default=0,
-    )

@@ -118,6 +118,20 @@ class Problem:
         ]
 
     @property
+    def least_pool(self) -> int:
+        """Bytes that no schedule goes below: values that one op reads and writes."""
+        sizes = self.pool_sizes
+        return max(
+            (
+                sum(sizes[v] for v in {*op.inputs, *op.outputs})
+                - sum(sizes[target] for target in {target for _, target in op.in_place})
+                + op.workspace
+                for op in self.ops
+            ),
+            default=0,
+        )
+
+    @property
     def program_order(self) -> Schedule:
         return tuple(range(len(self.ops)))
 
