@@ -108,6 +108,13 @@ def test_what_takes_much_room_to_compute_is_computed_before_the_rest() -> None:
     assert found.schedule == (2, 0, 1, 3, 4)
 
 
+def test_no_schedule_goes_below_what_one_op_reads_and_writes() -> None:
+    # Op 2 reads `dear`, writes `small` and has 4 bytes of workspace.
+    assert CHEAP_AND_DEAR.least_pool == 9
+    assert smallest(CHEAP_AND_DEAR).size >= 9
+    assert Problem((), ()).least_pool == 0
+
+
 def test_says_so_when_nothing_fits() -> None:
     planned = plan(CHEAP_AND_DEAR, 8)
     assert not planned.fits

@@ -20,9 +20,10 @@ class Effort:
 
     Attributes:
       rounds: refinement rounds without improvement before stopping, and at most ten
-        times as many in all; problems of few ops, which take no time, get more.
-      moves: steps tried at most from a seed, refinement included, or one for each op
-        where there are more of them; bounds the time.
+        times as many in all; problems of few ops, which take no time, get more, and so
+        does the last refinement.
+      moves: steps tried at most from a seed, refinement but the last included, or one
+        for each op where there are more of them; bounds the time.
       time_limit: seconds after which refinement, and the search for other schedules
         that fit, stop wherever they are.
     """
