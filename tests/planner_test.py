@@ -424,5 +424,14 @@ def test_refines_more_than_one_schedule_and_thoroughly(
     assert sum(few_thorough) < sum(one_thorough) < sum(one)
 
 
+def test_where_packing_is_in_the_way_a_plan_is_the_same_every_time() -> None:
+    problem = random_problem(5, 80)
+    pool = int(0.6 * Retention(problem).peak())
+    little = Effort(rounds=4, moves=400, time_limit=600.0)
+    first, *others = (plan(problem, pool, little, is_packed=True) for _ in range(8))
+    assert first.peak <= pool
+    assert others == [first] * 7
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

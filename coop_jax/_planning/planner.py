@@ -124,8 +124,11 @@ def _refined(
 
     def refine(start: Planned, search: AnySearch) -> Planned:
         search.begin(lead.pool)
+        if not start.fits:
+            # Else how much may be alive would be what an earlier way left it at.
+            start = search.reach(start.positions)
         search.moves_left = _LAST_MOVES * search.moves
-        return search.refine(start, thorough)
+        return search.refine(start, thorough) if start.peak <= lead.pool else start
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
     different = {one.positions: one for one in (best, *fitting)}.values()
