@@ -128,7 +128,7 @@ def _refined(
             # Else how much may be alive would be what an earlier way left it at.
             start = search.reach(start.positions)
         search.moves_left = _LAST_MOVES * search.moves
-        return search.refine(start, thorough) if start.peak <= lead.pool else start
+        return search.refine(start, thorough)
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
     different = {one.positions: one for one in (best, *fitting)}.values()
