@@ -28,6 +28,7 @@ from typing import Any
 import jax
 
 import coop_jax
+from coop_jax._fitting.candidate import called_flops
 from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._fitting.freeing import let_go
 from coop_jax._loops.loop_solve import LoopWorkbench
@@ -190,7 +191,7 @@ class Sweep:
         self._add(row, compiled)
 
     def _add_flat(self) -> LoopWorkbench:
-        bench = LoopWorkbench(self.step)
+        bench = LoopWorkbench(self.step, inplace="auto")
         start = time.perf_counter()
         compiled = self.step.compile(bench.baseline.function)
         row = self._row(
@@ -217,7 +218,7 @@ class Sweep:
             let_go(bench.programs.benches)
         spent = _Spent(bench)
         if self.settings.is_cold:
-            bench = LoopWorkbench(self.step)
+            bench = LoopWorkbench(self.step, inplace="auto")
             spent = _Spent()
         try:
             if budget is None:
@@ -239,7 +240,9 @@ class Sweep:
         columns = before if was_finished else spent.until(bench)
         plan = bench.describe(candidate, budget)
         row = self._row(
-            program, label, candidate.compiled, requested=budget,
+            program, label, candidate.compiled,
+            called=called_flops(candidate.profile, candidate.schedule),
+            requested=budget,
             predicted=plan.predicted if plan.is_planned else None,
             counted_flops=plan.flops, estimated_time=plan.time, **columns,
         )  # fmt: skip
@@ -250,7 +253,15 @@ class Sweep:
             self.entries[-1].compile_again = anew
         return row.measured
 
-    def _row(self, program: str, budget: str, compiled: Any, **columns: Any) -> Row:
+    def _row(
+        self,
+        program: str,
+        budget: str,
+        compiled: Any,
+        called: float = 0.0,
+        **columns: Any,
+    ) -> Row:
+        """Measures a program, with `called` flops in calls that XLA does not count."""
         memory = memory_use(compiled)
         # XLA counts one iteration of a loop.
         is_counted = self.model.name in SCANNED
@@ -262,7 +273,7 @@ class Sweep:
             budget,
             measured=memory.total,
             temp=memory.temp,
-            flops=None if flops is None else flops / self._flops,
+            flops=None if flops is None else (flops + called) / self._flops,
             traffic=least and least.bytes / self._least.bytes,
             roofline=least and least.seconds / self._least.seconds,
             **columns,

@@ -23,7 +23,9 @@ from benchmarks.inplace import (
 )
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.emit import emit, overwritten_operands
+from coop_jax._fitting.solve import Workbench
 from coop_jax._native import inplace as _inplace
+from coop_jax._planning.planner import Effort
 from coop_jax._program.profile import profile, scope
 
 needs_library = pytest.mark.skipif(
@@ -239,10 +241,50 @@ def test_calls_are_as_close_to_float64_as_the_step_as_written() -> None:
     assert relative_error(planned(*args), exact) <= 1.5 * written
 
 
-@needs_library
-def test_a_budget_met_without_calls_is_met_without() -> None:
+def workbench(inplace):
     args = step_arguments()
-    assert not coop_jax.remat(train_step, 0.9).plan(*args).has_calls
+    step = flat_step(jax.jit(train_step).trace(*args), jax.tree.leaves(args))
+    return Workbench(step, inplace=inplace)
+
+
+@needs_library
+def test_a_budget_is_met_with_calls_first_at_no_more_cost() -> None:
+    auto, never = workbench("auto"), workbench(False)
+    budget = int(0.9 * auto.unplanned.total)
+    found, other = auto.fit(budget, Effort()), never.fit(budget, Effort())
+    assert found.profile.calls and not other.profile.calls
+    assert found.memory.total <= budget
+    assert found.cost <= other.cost
+
+
+@needs_library
+def test_a_budget_that_is_missed_with_calls_is_met_without() -> None:
+    bench = workbench("auto")
+    plain, coop = bench.problem, bench.planner
+
+    def plan(problem, *rest):
+        found = coop.plan(problem, *rest)
+        return dataclasses.replace(found, fits=found.fits and problem is plain)
+
+    bench.planner = dataclasses.replace(coop, plan=plan)
+    budget = int(0.9 * bench.unplanned.total)
+    found = bench.fit(budget, Effort())
+    assert found.memory.total <= budget
+    assert not found.profile.calls
+    # The next budget is tried with calls first again.
+    bench.planner = coop
+    assert bench.fit(budget - 1, Effort()) in bench.candidates
+    assert bench.profile.calls
+
+
+@needs_library
+def test_what_calls_compute_counts_as_operations() -> None:
+    bench = workbench(True)
+    found = bench.fit(int(0.9 * bench.unplanned.total), Effort())
+    alone = bench.finish(found).compiled.cost_analysis()["flops"]
+    written = bench.baseline.operations
+    assert alone < written <= found.operations
+    assert found.operations == pytest.approx(written, rel=0.1)
 
 
 def test_the_choice_is_checked_at_once() -> None:

@@ -24,7 +24,8 @@ class Candidate:
       predicted: bytes of the temporary block by the assignment model.
       cost: seconds by the cost model.
       profile: what was planned: the step with in-place calls or without.
-      operations: XLA's own count, 0 where that does not tell programs apart.
+      operations: XLA's own count and that of in-place calls, which it leaves out; 0
+        where it does not tell programs apart.
     """
 
     function: Callable[..., list[Any]]
@@ -62,6 +63,13 @@ class Candidate:
 
         extra = flops(self.schedule) - flops(problem.program_order)
         return 1 + extra / max(program_flops(program), 1.0)
+
+
+def called_flops(profile: Profile, schedule: Schedule) -> float:
+    """Flops of a program's in-place calls."""
+    called = [profile.units[op] for op in schedule if op in profile.calls]
+    ran = [k for unit in called for k in (*unit.inlined, unit.root)]
+    return program_flops(profile.program, ran)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._loops.loop_sites import with_ruled_loops
+from .._native.inplace import is_available
 from .._program.aligning import aligned
 from .._program.cost import nbytes
 from .._program.hlo import (
@@ -97,6 +98,16 @@ class FlatStep:
         """
         lowered = self.jit(function).lower(*self.leaves)
         return lowered.compile(_PROBE if self.has_probes else None)
+
+    @property
+    def can_call(self) -> bool:
+        """Whether in-place calls can be compiled for the step.
+
+        Not for a partitioned one: XLA would gather shards in front of each call.
+        """
+        is_mapped = self.program.mapped is not None
+        is_partitioned = is_mapped or "in_shardings" in self.jit_options
+        return not is_partitioned and is_available(self.platform)
 
     def operations(self, compiled: Any) -> float:
         """XLA's count of a program's operations, where programs differ by it alone.

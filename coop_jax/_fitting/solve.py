@@ -8,8 +8,8 @@
     near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
-With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
-with in-place calls, if those can be compiled.
+With `inplace="auto"` the step is planned with in-place calls, if those can be compiled;
+without them where a budget is missed, and both ways for the floor.
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
@@ -18,11 +18,12 @@ passed over.
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from .._errors import BudgetError
 from .._measure import memory_use
-from .._native.inplace import InPlace, is_available
+from .._native.inplace import InPlace
 from .._plan import Plan, fingerprint
 from .._planning.buffer_assignment import assign, schedule_buffers
 from .._planning.planner import Effort, Planned, Positions
@@ -33,7 +34,7 @@ from .._program.profile import Profile, named_buffers, profile
 from .._program.shards import communicates
 from .._program.timing import with_measured_costs
 from .advice import advise
-from .candidate import Candidate, Sought
+from .candidate import Candidate, Sought, called_flops
 from .compile import FlatStep
 from .describe import held_at_peak, list_actions, list_arguments
 from .emit import emit
@@ -75,23 +76,11 @@ class Workbench:
         )
         self.baseline_seconds = self.compile_seconds
         self.unplanned = memory_use(compiled)
-        start = time.perf_counter()
-        self._sought = [Sought(self._profiled())]
-        self.plan_seconds += time.perf_counter() - start
-        order = self.problem.program_order
-        self.baseline = Candidate(
-            function,
-            None if step.has_probes else compiled,
-            self.unplanned,
-            order,
-            (),
-            self.unplanned.temp,
-            self.problem.cost(order),
-            self.profile,
-            step.operations(compiled),
-        )
+        self._sought = [Sought(self._timed(self._profiled))]
+        order, temp = self.problem.program_order, self.unplanned.temp
+        self.baseline = self._candidate(function, compiled, order, (), temp)
         self._sought_floor = False
-        self._has_choice = inplace == "auto" and self._can_call()
+        self._may_call = bool(inplace) and step.can_call
         if inplace is True:
             self._plan_calls()
             self._sought = self._sought[-1:]
@@ -117,9 +106,9 @@ class Workbench:
             return self._where_it_fits(effort)
         room = budget - self.unplanned.fixed
         if room > 0:
-            self._approach(room, effort)
-            if not self._fitting(budget) and self._has_choice and self._plan_calls():
-                self._approach(room, effort)
+            for _ in self._each_way():
+                if not self._fitting(budget):
+                    self._approach(room, effort)
             if not self._fitting(budget):
                 self.floor(effort)
                 if all(c.memory.temp <= room for c in self.candidates):
@@ -134,12 +123,8 @@ class Workbench:
         """The program with the fewest bytes that was reached."""
         if not self._sought_floor:
             self._sought_floor = True
-            if self._has_choice:
-                self._plan_calls()
-            # With in-place calls and without: either may reach further down.
-            for _ in range(len(self._sought)):
+            for _ in self._each_way():
                 self._seek_floor(effort)
-                self._sought.append(self._sought.pop(0))
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
@@ -201,12 +186,13 @@ class Workbench:
 
         Unlike `fit` it neither corrects the aim nor goes down to the floor.
         """
+        self._plan_calls()
         room = budget - self.unplanned.fixed
         return self._try(room - self._expected_surplus(room), room, effort)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
-        problem = candidate.profile.problem
+        profile = candidate.profile
         return Plan(
             budget=budget,
             unplanned=self.unplanned,
@@ -214,9 +200,7 @@ class Workbench:
             predicted=candidate.predicted + candidate.memory.fixed,
             flops=candidate.arithmetic(self.step.program),
             time=candidate.cost / max(self.baseline.cost, 1e-30),
-            actions=list_actions(
-                candidate.profile, candidate.positions, candidate.schedule
-            ),
+            actions=list_actions(profile, candidate.positions, candidate.schedule),
             positions=candidate.positions,
             policy=self.policy,
             compiles=self.compiles,
@@ -224,29 +208,30 @@ class Workbench:
             compile_seconds=self.compile_seconds,
             baseline_compile_seconds=self.baseline_seconds,
             equations=len(self.step.program.equations),
-            fingerprint=fingerprint(problem, budget, candidate.positions),
+            fingerprint=fingerprint(profile.problem, budget, candidate.positions),
             floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
-            problem=problem,
-            arguments=list_arguments(self.step, problem),
+            problem=profile.problem,
+            arguments=list_arguments(self.step, profile.problem),
             origin=origin_of(self.step),
             baseline=named_buffers(self.buffers),
-            has_calls=bool(candidate.positions and candidate.profile.calls),
+            has_calls=bool(candidate.positions and profile.calls),
         )
 
     # In-place calls
 
-    def _can_call(self) -> bool:
-        # XLA would gather the shards of a partitioned step in front of each call.
-        is_mapped = self.step.program.mapped is not None
-        is_partitioned = is_mapped or "in_shardings" in self.step.jit_options
-        return not is_partitioned and is_available(self.step.platform)
-
-    def _plan_calls(self) -> bool:
+    def _plan_calls(self) -> None:
         """From now on plans the step with in-place calls, if it has any."""
-        self._has_choice = False
-        if self._can_call() and (found := self._profiled(inplace=True)).calls:
-            self._sought.append(Sought(found))
-        return bool(self.profile.calls)
+        if self._may_call:
+            self._may_call = False
+            found = self._timed(lambda: self._profiled(inplace=True))
+            self._sought += [Sought(found)] if found.calls else []
+
+    def _each_way(self) -> Iterator[Sought]:
+        """Plans with in-place calls, then without: either may reach further down."""
+        self._plan_calls()
+        for _ in range(len(self._sought)):
+            yield self._sought[-1]
+            self._sought.insert(0, self._sought.pop())
 
     def _profiled(self, inplace: bool = False) -> Profile:
         step, fixed = self.step, self.unplanned.fixed
@@ -282,7 +267,10 @@ class Workbench:
         XLA computes again in each reader what it fuses there, less so behind barriers.
         """
         written, most = self.baseline, self.unplanned
-        planned = self._plan(most.temp, effort) if written.operations else None
+        if not written.operations:
+            return written
+        self._plan_calls()
+        planned = self._plan(most.temp, effort)
         if planned is None or planned.cost > written.cost / _WORTH_PLANNING:
             return written
         found = self._compile(planned)
@@ -360,19 +348,32 @@ class Workbench:
         stage("compiling plan %d", len(self.candidates) + 1)
         function = emit(self.profile, planned.positions)
         compiled = self._in_xla(lambda: self.step.probe(function))
-        candidate = Candidate(
+        schedule, positions = planned.schedule, planned.positions
+        packed = self._packed(schedule)
+        found = self._candidate(function, compiled, schedule, positions, packed)
+        self.candidates.append(found)
+        return found
+
+    def _candidate(
+        self,
+        function: Callable[..., list[Any]],
+        compiled: Any,
+        schedule: Schedule,
+        positions: Positions,
+        predicted: int,
+    ) -> Candidate:
+        counted = self.step.operations(compiled)
+        return Candidate(
             function,
             None if self.step.has_probes else compiled,
             memory_use(compiled),
-            planned.schedule,
-            planned.positions,
-            self._packed(planned.schedule),
-            planned.cost,
+            schedule,
+            positions,
+            predicted,
+            self.problem.cost(schedule),
             self.profile,
-            self.step.operations(compiled),
+            counted + called_flops(self.profile, schedule) if counted else 0.0,
         )
-        self.candidates.append(candidate)
-        return candidate
 
     def _fitting(self, budget: int) -> list[Candidate]:
         return [c for c in self.candidates if c.memory.total <= budget]
