@@ -134,17 +134,17 @@ class Workbench:
             return floor
         budget = int(floor.memory.total * _NEAR_FLOOR)
         room = budget - self.unplanned.fixed
-        surplus = self._expected_surplus(room)
+        aim = room - self._expected_surplus(room)
         # Plans for a little more were made when the floor was sought.
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
         for _ in range(_NEAR_TRIES if is_more else 0):
-            planned = self._plan(room - surplus, effort)
+            planned = self._plan(aim, effort)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
+                aim = room  # XLA may add less than it does to the smallest.
+            elif (over := self._compile(planned).memory.temp - room) > 0:
+                aim -= over
+            else:
                 break
-            over = self._compile(planned).memory.temp - room
-            if over <= 0:
-                break
-            surplus += over
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
     def _seek_floor(self, effort: Effort) -> None:
