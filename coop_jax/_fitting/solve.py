@@ -8,7 +8,7 @@
     near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
-With `inplace="auto"` the step is planned with in-place calls, if those can be compiled;
+With `inplace="auto"` the step is planned with in-place calls if those can be compiled,
 without them where a budget is missed, and both ways for the floor.
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
@@ -114,8 +114,7 @@ class Workbench:
                 if all(c.memory.temp <= room for c in self.candidates):
                     self._approach(room, effort)
                 self._bisect(room, effort)
-        fitting = self._fitting(budget)
-        if not fitting:
+        if not (fitting := self._fitting(budget)):
             raise self.infeasible(budget, effort)
         return min(fitting, key=lambda c: (c.cost, c.memory.total))
 
