@@ -258,6 +258,15 @@ def test_a_budget_is_met_with_calls_first_at_no_more_cost() -> None:
 
 
 @needs_library
+def test_a_larger_budget_after_a_small_one_is_met_at_less_cost() -> None:
+    bench = workbench("auto")
+    whole = bench.unplanned.total
+    tight, ample = (bench.fit(int(s * whole), Effort()) for s in (0.5, 0.8))
+    assert tight.profile.calls and ample.profile.calls
+    assert ample.cost < tight.cost
+
+
+@needs_library
 def test_a_budget_that_is_missed_with_calls_is_met_without() -> None:
     bench = workbench("auto")
     plain, coop = bench.problem, bench.planner

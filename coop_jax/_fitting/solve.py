@@ -106,8 +106,8 @@ class Workbench:
             return self._where_it_fits(effort)
         room = budget - self.unplanned.fixed
         if room > 0:
-            for _ in self._each_way():
-                if not self._fitting(budget):
+            for turn, _ in enumerate(self._each_way()):
+                if turn == 0 or not self._fitting(budget):
                     self._approach(room, effort)
             if not self._fitting(budget):
                 self.floor(effort)
