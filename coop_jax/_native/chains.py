@@ -8,6 +8,10 @@ are computed inside, from the operands straight to the result.
 
 What XLA held is read from its buffer assignment, so a chain that it computes in place
 already is left to it.
+
+XLA:GPU computes what reads the same arrays in one kernel: the gradients of a
+normalisation and of its weights, a mask's random bits and what is masked. There a chain
+is what is one kernel by itself, a softmax, which XLA never does in place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +29,10 @@ _WORTH = 0.5
 
 
 def choose_chains(
-    graph: Graph, roots: set[int], owned: Mapping[int, Sequence[OwnedBuffer]]
+    graph: Graph,
+    roots: set[int],
+    owned: Mapping[int, Sequence[OwnedBuffer]],
+    platform: str,
 ) -> tuple[set[int], dict[int, InplaceProgram]]:
     """Joins units into chains.
 
@@ -33,11 +40,12 @@ def choose_chains(
       graph: of the step.
       roots: of the units as XLA holds them.
       owned: per equation, what XLA assigned to it.
+      platform: "cpu" or "gpu".
 
     Returns:
       The roots that are left, and per chain its root and program.
     """
-    finder = _Finder(graph, roots, owned)
+    finder = _Finder(graph, roots, owned, joins=platform == "cpu")
     for root in sorted(roots, reverse=True):
         finder.try_root(root)
     return roots - finder.absorbed, finder.programs
@@ -49,10 +57,12 @@ class _Finder:
         graph: Graph,
         roots: set[int],
         owned: Mapping[int, Sequence[OwnedBuffer]],
+        joins: bool,
     ) -> None:
         self.graph = graph
         self.roots = roots
         self.owned = owned
+        self.joins = joins
         self.readers = reading_units(graph, roots)
         self.absorbed: set[int] = set()
         self.programs: dict[int, InplaceProgram] = {}
@@ -67,7 +77,8 @@ class _Finder:
         inside, program = self._grow(root)
         if program is None or not program.is_contiguous:
             return
-        if not program.has_reductions and not self._has_random_bits(root, inside):
+        has_bits = self.joins and self._has_random_bits(root, inside)
+        if not program.has_reductions and not has_bits:
             return
         held = self._held(root, inside)
         if program.has_reductions and not self._overwrites(root, program):
@@ -81,7 +92,7 @@ class _Finder:
         inside: set[int] = set()
         refused: set[int] = set()
         program = self._program(root, inside)
-        while program is not None:
+        while program is not None and self.joins:
             candidates = self._candidates(root, inside) - refused
             if not candidates:
                 break

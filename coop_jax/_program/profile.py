@@ -115,7 +115,7 @@ def profile(
     roots = choose_roots(graph, owned, platform)
     programs: dict[int, InplaceProgram] = {}
     if inplace:
-        roots, programs = choose_chains(graph, roots, owned)
+        roots, programs = choose_chains(graph, roots, owned, platform)
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
     left = [b for b in made_up if _equation(b) not in pools]
