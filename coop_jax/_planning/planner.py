@@ -56,6 +56,7 @@ _FAR_BEHIND = 1.1
 _OUT_OF_SIGHT = 1.5
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
+_FEW = 3
 # Shares of what has not piled up; whether the loss in packing counts, idle ops and all.
 # The second ones start from the best that the first come to.
 _MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
@@ -97,7 +98,7 @@ def plan(
         ways = chain(map(Way, known), _ways(problem, pool))
         enough = _enough_ways(problem) + len(guides)
         reached = list(_followed(crew, pool, ways, effort, enough, len(known)))
-        if not _best(reached).fits:
+        if _is_packing_in_the_way(problem, reached):
             search.begin(pool)
             found = _descend(search, pool)
             if found.peak <= pool:
@@ -107,6 +108,15 @@ def plan(
         if best.peak <= pool:
             best = _best((best, *_refined(crew, best, reached, effort)))
     return best
+
+
+def _is_packing_in_the_way(problem: Problem, reached: Sequence[Planned]) -> bool:
+    """Whether so few ways fit that going down in strides, packed, may come cheaper."""
+    best = _best(reached)
+    if not best.fits or _is_long(problem):
+        return not best.fits
+    is_nearly_free = best.cost <= problem.cost(problem.program_order) * _NEARLY_FREE
+    return not is_nearly_free and sum(one.fits for one in reached) < _FEW
 
 
 def _refined(
