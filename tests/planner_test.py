@@ -433,5 +433,26 @@ def test_where_packing_is_in_the_way_a_plan_is_the_same_every_time() -> None:
     assert others == [first] * 7
 
 
+def test_where_few_ways_fit_a_way_down_in_strides_is_tried_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problems = [layered(seed, 60) for seed in (9, 16, 17)]
+    pools = [int(1.1 * smallest(p, QUICK, is_packed=True).size) for p in problems]
+
+    def costs() -> list[float]:
+        tried = [
+            plan(problem, pool, QUICK, is_packed=True)
+            for problem, pool in zip(problems, pools, strict=True)
+        ]
+        assert all(planned.fits for planned in tried)
+        return [planned.cost for planned in tried]
+
+    with_strides = costs()
+    monkeypatch.setattr(planner, "_FEW", 1)
+    without = costs()
+    assert all(a <= b for a, b in zip(with_strides, without, strict=True))
+    assert sum(with_strides) < 0.97 * sum(without)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

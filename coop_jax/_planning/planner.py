@@ -4,7 +4,7 @@
         reach     the pool in several ways: from plans that are known, from what minimum
                   cuts keep across the fullest place (`cuts`), the program's own order,
                   online Coop's schedule (eviction windows in an arena, partitioned, in
-                  place) or, if none gets there, in strides to smaller pools: relieve a
+                  place) or, if few get there, in strides to smaller pools: relieve a
                   schedule until it fits, trim what is not needed (`search`; several at
                   once: `crew`)
         leave     room beside the fullest place, for the smallest pool, in several ways,
@@ -56,6 +56,7 @@ _FAR_BEHIND = 1.1
 _OUT_OF_SIGHT = 1.5
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
+# Where fewer ways fit, packing is in the way: strides, which pack, may come cheaper.
 _FEW = 3
 # Shares of what has not piled up; whether the loss in packing counts, idle ops and all.
 # The second ones start from the best that the first come to.
@@ -98,7 +99,9 @@ def plan(
         ways = chain(map(Way, known), _ways(problem, pool))
         enough = _enough_ways(problem) + len(guides)
         reached = list(_followed(crew, pool, ways, effort, enough, len(known)))
-        if _is_packing_in_the_way(problem, reached):
+        fitting = sum(one.fits for one in reached)
+        is_cheap = fitting and _is_nearly_free(problem, _best(reached))
+        if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
             search.begin(pool)
             found = _descend(search, pool)
             if found.peak <= pool:
@@ -108,15 +111,6 @@ def plan(
         if best.peak <= pool:
             best = _best((best, *_refined(crew, best, reached, effort)))
     return best
-
-
-def _is_packing_in_the_way(problem: Problem, reached: Sequence[Planned]) -> bool:
-    """Whether so few ways fit that going down in strides, packed, may come cheaper."""
-    best = _best(reached)
-    if not best.fits or _is_long(problem):
-        return not best.fits
-    is_nearly_free = best.cost <= problem.cost(problem.program_order) * _NEARLY_FREE
-    return not is_nearly_free and sum(one.fits for one in reached) < _FEW
 
 
 def _refined(
@@ -162,17 +156,15 @@ def _followed(
     begin near it.
     """
     few, near = hopeless
-    problem = crew.lead.problem
     fitting, nearest = 0, math.inf
-    least = problem.cost(problem.program_order)
     for turn, found in enumerate(_sent(crew, ways, pool, _little(effort)), 1):
         yield found
         fitting += found.fits
         nearest = min(nearest, found.size) if turn > known else nearest
-        is_nearly_free = found.fits and found.cost <= least * _NEARLY_FREE
+        is_cheap = found.fits and _is_nearly_free(crew.lead.problem, found)
         is_late = time.monotonic() > crew.lead.deadline
         is_hopeless = turn - known >= few and nearest > pool * near
-        if is_hopeless or fitting >= (1 if is_late or is_nearly_free else enough):
+        if is_hopeless or fitting >= (1 if is_late or is_cheap else enough):
             break
 
 
@@ -202,6 +194,10 @@ def _sent(
 
 def _enough_ways(problem: Problem) -> int:
     return min(_ENOUGH_WAYS, max(1, LONG // max(len(problem.ops), 1)))
+
+
+def _is_nearly_free(problem: Problem, found: Planned) -> bool:
+    return found.cost <= problem.cost(problem.program_order) * _NEARLY_FREE
 
 
 def _is_long(problem: Problem) -> bool:
