@@ -19,13 +19,16 @@ from collections.abc import Mapping, Sequence
 from .._program.hlo import OwnedBuffer
 from .._program.roots import reading_units
 from .._program.trace import Variable
-from .._program.units import Graph
+from .._program.units import Graph, Unit
 from .program_words import InplaceProgram
 from .translate import is_translatable, translate
 
 _SMALLEST = 65536
 _WORTH = 0.5
 """Share of the result's bytes that XLA must have held beside it."""
+
+_REASONS = {"reduce_sum", "reduce_max", "reduce_min", "random_bits"}
+"""What XLA needs an array for on the way to the result."""
 
 
 def choose_chains(
@@ -60,7 +63,7 @@ class _Finder:
         joins: bool,
     ) -> None:
         self.graph = graph
-        self.roots = roots
+        self.roots = set(roots)
         self.owned = owned
         self.joins = joins
         self.readers = reading_units(graph, roots)
@@ -72,7 +75,7 @@ class _Finder:
         equation = graph.equations[root]
         if root in self.absorbed or not is_translatable(equation):
             return
-        if graph.bytes(equation.outputs[0]) < _SMALLEST:
+        if graph.bytes(equation.outputs[0]) < _SMALLEST or not self._may_be_one(root):
             return
         inside, program = self._grow(root)
         if program is None or not program.is_contiguous:
@@ -87,13 +90,26 @@ class _Finder:
             self.absorbed |= inside
             self.programs[root] = program
 
+    def _may_be_one(self, root: int) -> bool:
+        """Whether there is a reason for a call in all that a chain could take in."""
+        inside: set[int] = set()
+        while True:
+            unit = self._unit(root, inside)
+            members = (*unit.inlined, unit.root)
+            if any(self.graph.equations[k].primitive.name in _REASONS for k in members):
+                return True
+            wider = self._candidates(unit, inside) if self.joins else set()
+            if not wider:
+                return False
+            inside |= wider
+
     def _grow(self, root: int) -> tuple[set[int], InplaceProgram | None]:
         """Takes in one unit after the other, as long as a program can express it."""
         inside: set[int] = set()
         refused: set[int] = set()
         program = self._program(root, inside)
         while program is not None and self.joins:
-            candidates = self._candidates(root, inside) - refused
+            candidates = self._candidates(self._unit(root, inside), inside) - refused
             if not candidates:
                 break
             unit = max(candidates)
@@ -106,15 +122,22 @@ class _Finder:
         return inside, program
 
     def _program(self, root: int, inside: set[int]) -> InplaceProgram | None:
-        unit = self.graph.unit(root, self.roots - inside)
+        unit = self._unit(root, inside)
         return translate(self.graph, root, {*unit.inlined, root})
 
-    def _candidates(self, root: int, inside: set[int]) -> set[int]:
+    def _unit(self, root: int, inside: set[int]) -> Unit:
+        """The chain as one unit."""
+        self.roots -= inside
+        unit = self.graph.unit(root, self.roots)
+        self.roots |= inside
+        return unit
+
+    def _candidates(self, unit: Unit, inside: set[int]) -> set[int]:
         """Units that only the chain reads."""
-        chain = inside | {root}
+        chain = inside | {unit.root}
         graph = self.graph
         found = set()
-        for v in graph.unit(root, self.roots - inside).inputs:
+        for v in unit.inputs:
             k = graph.producer.get(v)
             if (
                 k is not None
