@@ -3,6 +3,7 @@
 The format is written down in `xla_ffi/program.h`.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,7 @@ def kind_of(dtype: Any) -> int:
     return _TYPES[storage_of(dtype)]
 
 
+@functools.cache
 def storage_of(dtype: Any) -> int:
     try:
         return _STORAGES.index(str(dtype))
