@@ -97,5 +97,26 @@ def test_asked_for_the_smallest_up_to_five_percent_must_save_as_much(
     assert bench.near_floor(QUICK) is (other if is_taken else floor)
 
 
+def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    bench, asked = workbench(), []
+    floor = bench.floor(QUICK)
+
+    def plan_nothing(problem, pool, effort, starts):
+        asked.append(pool)
+        found = planner.plan(problem, pool, effort, starts, is_packed=True)
+        return dataclasses.replace(found, fits=False)
+
+    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    monkeypatch.setattr(bench, "_expected_surplus", lambda room: 1000)
+    assert bench.near_floor(QUICK) in bench.candidates
+    room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
+    assert asked == [
+        room - bench.profile.standing - 1000,
+        room - bench.profile.standing,
+    ]
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
