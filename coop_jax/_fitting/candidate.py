@@ -8,7 +8,7 @@ from typing import Any
 from .._measure import MemoryUse
 from .._planning.planner import Planned
 from .._planning.types import Schedule
-from .._program.cost import program_flops
+from .._program.cost import TRANSCENDENTAL, program_flops
 from .._program.profile import Profile
 from .._program.trace import Program
 
@@ -66,10 +66,12 @@ class Candidate:
 
 
 def called_flops(profile: Profile, schedule: Schedule) -> float:
-    """Flops of a program's in-place calls."""
+    """Flops of a program's in-place calls, by XLA's rule: exponentials are none."""
+    equations = profile.program.equations
     called = [profile.units[op] for op in schedule if op in profile.calls]
-    ran = [k for unit in called for k in (*unit.inlined, unit.root)]
-    return program_flops(profile.program, ran)
+    ran = (k for unit in called for k in (*unit.inlined, unit.root))
+    counted = [k for k in ran if equations[k].primitive.name not in TRANSCENDENTAL]
+    return program_flops(profile.program, counted)
 
 
 @dataclass(slots=True, eq=False)

@@ -75,7 +75,7 @@ RATES = {
 Those of slow kinds were measured where they are given, and nowhere else.
 """
 
-_TRANSCENDENTAL = {
+TRANSCENDENTAL = {
     "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc",
     "erf_inv", "sin", "cos", "tan", "pow", "cbrt", "lgamma", "digamma",
 }  # fmt: skip
@@ -149,7 +149,7 @@ def _flops(
         return sum(bodies)
     if name in _FREE:
         return 0.0
-    each = _TRANSCENDENTAL_FLOPS if name in _TRANSCENDENTAL else 1
+    each = _TRANSCENDENTAL_FLOPS if name in TRANSCENDENTAL else 1
     return each * max((_elements(a) for a in (*ins, *outs)), default=0)
 
 
