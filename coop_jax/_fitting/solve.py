@@ -9,7 +9,7 @@
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
 With `inplace="auto"` the step is planned with in-place calls if those can be compiled,
-without them where a budget is missed, and both ways for the floor.
+and without them where a budget is missed, from the approach to the floor.
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
@@ -79,7 +79,6 @@ class Workbench:
         self._sought = [Sought(self._timed(self._profiled))]
         order, temp = self.problem.program_order, self.unplanned.temp
         self.baseline = self._candidate(function, compiled, order, (), temp)
-        self._sought_floor = False
         self._may_call = bool(inplace) and step.can_call
         if inplace is True:
             self._plan_calls()
@@ -110,7 +109,9 @@ class Workbench:
                 if turn == 0 or not self._fitting(budget):
                     self._approach(room, effort)
             if not self._fitting(budget):
-                self.floor(effort)
+                for _ in self._each_way():
+                    if not self._fitting(budget):
+                        self._seek_floor(effort)
                 if all(c.memory.temp <= room for c in self.candidates):
                     self._approach(room, effort)
                 self._bisect(room, effort)
@@ -120,10 +121,8 @@ class Workbench:
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
-        if not self._sought_floor:
-            self._sought_floor = True
-            for _ in self._each_way():
-                self._seek_floor(effort)
+        self._plan_calls()
+        self._seek_floor(effort)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
@@ -147,8 +146,10 @@ class Workbench:
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
     def _seek_floor(self, effort: Effort) -> None:
-        stage("looking for the smallest plan")
         sought, smallest = self._sought[-1], self.planner.smallest
+        if sought.least_pool is not None:
+            return
+        stage("looking for the smallest plan")
         planned = self._timed(lambda: smallest(self.problem, effort, sought.in_vain))
         sought.least_pool = planned.size
         found, known = self._compile(planned), [planned.positions]
@@ -181,10 +182,7 @@ class Workbench:
         return found
 
     def try_once(self, budget: int, effort: Effort) -> Candidate | None:
-        """One planned program aimed at `budget` bytes, or None if no plan gets there.
-
-        Unlike `fit` it neither corrects the aim nor goes down to the floor.
-        """
+        """A plan aimed at `budget` bytes, as it comes out, or None if none is found."""
         self._plan_calls()
         room = budget - self.unplanned.fixed
         return self._try(room - self._expected_surplus(room), room, effort)
@@ -226,7 +224,7 @@ class Workbench:
             self._sought += [Sought(found)] if found.calls else []
 
     def _each_way(self) -> Iterator[Sought]:
-        """Plans with in-place calls, then without: either may reach further down."""
+        """With in-place calls, then without: either may reach further down."""
         self._plan_calls()
         for _ in range(len(self._sought)):
             yield self._sought[-1]
@@ -317,7 +315,7 @@ class Workbench:
         """The cheapest plan found whose packed block is within `room` bytes."""
         pool = room - self.profile.standing
         sought = self._sought[-1]
-        if pool < sought.least_pool:
+        if pool < (sought.least_pool or 1):
             return None
         starts = self._starts(room) if starts is None else starts
         planned = self._timed(
