@@ -68,6 +68,7 @@ class Settings:
       compile_repeats: rounds of compiling each plan beside the step as written.
       has_error: whether to compare with the float64 step.
       is_cold: a fresh workbench for every budget.
+      has_calls: whether plans have in-place calls, where the native library is.
       sweep: budgets in a sweep from the bytes of the step as it is to the smallest.
       time_limit: seconds of refinement per plan.
     """
@@ -80,6 +81,7 @@ class Settings:
     has_error: bool = True
     is_cold: bool = False
     sweep: int = 0
+    has_calls: bool = False
     time_limit: float = 20.0
 
     @property
@@ -191,7 +193,7 @@ class Sweep:
         self._add(row, compiled)
 
     def _add_flat(self) -> LoopWorkbench:
-        bench = LoopWorkbench(self.step, inplace="auto")
+        bench = LoopWorkbench(self.step, inplace=self.settings.has_calls)
         start = time.perf_counter()
         compiled = self.step.compile(bench.baseline.function)
         row = self._row(
@@ -218,7 +220,7 @@ class Sweep:
             let_go(bench.programs.benches)
         spent = _Spent(bench)
         if self.settings.is_cold:
-            bench = LoopWorkbench(self.step, inplace="auto")
+            bench = LoopWorkbench(self.step, inplace=self.settings.has_calls)
             spent = _Spent()
         try:
             if budget is None:
@@ -408,6 +410,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--no-error", action="store_true", help="do not compare with float64")
     option("--read", metavar="FILE", nargs="+", help="judge these rows, run nothing")
     option("--sweep", type=int, default=0, metavar="20", help="budgets in a sweep")
+    option("--inplace", action="store_true", help="plans have in-place calls")
     option("--cold", action="store_true", help="a fresh workbench per budget")
     return parser.parse_args(arguments)
 
@@ -422,7 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings(
         chosen.size, chosen.backend, chosen.shares,
         0 if chosen.no_time else chosen.repeats, chosen.compile_repeats,
-        not chosen.no_error, chosen.cold, chosen.sweep,
+        not chosen.no_error, chosen.cold, chosen.sweep, chosen.inplace,
     )  # fmt: skip
     rows: list[Row] = []
     for name in chosen.model:

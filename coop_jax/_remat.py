@@ -82,9 +82,9 @@ def remat(
         operation compiled alone: minutes for a large step).
       time_limit: seconds per plan after which a plan that fits is taken as it is.
       inplace: whether a plan may compute chains of cheap operations (softmax,
-        normalisation, dropout) by a native call that overwrites an operand, wherever
-        XLA holds more bytes by itself: "auto" for where the native library is, and
-        not for a budget that is only met without; True for always, False for never.
+        normalisation, dropout) by a native call that overwrites an operand: "auto" for
+        where no other plan is as small, False for never, True for wherever XLA holds
+        more bytes by itself. Without the native library "auto" is False.
       override_checkpoint: whether the step is taken as without its own
         `jax.checkpoint`s, so that the plan alone decides. By default what they
         recompute stays recomputed, and what they save by name stays saved.

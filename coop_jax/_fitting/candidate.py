@@ -85,5 +85,5 @@ class Sought:
     """
 
     profile: Profile
-    least_pool: int | None = None
+    least_pool: int = 1
     in_vain: Planned | None = None

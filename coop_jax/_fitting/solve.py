@@ -8,8 +8,8 @@
     near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
-With `inplace="auto"` the step is planned with in-place calls if those can be compiled,
-and without them where a budget is missed, from the approach to the floor.
+With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
+with in-place calls, if those can be compiled.
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
@@ -18,7 +18,7 @@ passed over.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .._errors import BudgetError
@@ -79,7 +79,8 @@ class Workbench:
         self._sought = [Sought(self._timed(self._profiled))]
         order, temp = self.problem.program_order, self.unplanned.temp
         self.baseline = self._candidate(function, compiled, order, (), temp)
-        self._may_call = bool(inplace) and step.can_call
+        self._sought_floor = False
+        self._has_choice = inplace == "auto" and step.can_call
         if inplace is True:
             self._plan_calls()
             self._sought = self._sought[-1:]
@@ -105,24 +106,29 @@ class Workbench:
             return self._where_it_fits(effort)
         room = budget - self.unplanned.fixed
         if room > 0:
-            for turn, _ in enumerate(self._each_way()):
-                if turn == 0 or not self._fitting(budget):
-                    self._approach(room, effort)
+            self._approach(room, effort)
+            if not self._fitting(budget) and self._has_choice and self._plan_calls():
+                self._approach(room, effort)
             if not self._fitting(budget):
-                for _ in self._each_way():
-                    if not self._fitting(budget):
-                        self._seek_floor(effort)
+                self.floor(effort)
                 if all(c.memory.temp <= room for c in self.candidates):
                     self._approach(room, effort)
                 self._bisect(room, effort)
-        if not (fitting := self._fitting(budget)):
+        fitting = self._fitting(budget)
+        if not fitting:
             raise self.infeasible(budget, effort)
         return min(fitting, key=lambda c: (c.cost, c.memory.total))
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
-        self._plan_calls()
-        self._seek_floor(effort)
+        if not self._sought_floor:
+            self._sought_floor = True
+            if self._has_choice:
+                self._plan_calls()
+            # With in-place calls and without: either may reach further down.
+            for _ in range(len(self._sought)):
+                self._seek_floor(effort)
+                self._sought.append(self._sought.pop(0))
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
@@ -146,10 +152,8 @@ class Workbench:
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
     def _seek_floor(self, effort: Effort) -> None:
-        sought, smallest = self._sought[-1], self.planner.smallest
-        if sought.least_pool is not None:
-            return
         stage("looking for the smallest plan")
+        sought, smallest = self._sought[-1], self.planner.smallest
         planned = self._timed(lambda: smallest(self.problem, effort, sought.in_vain))
         sought.least_pool = planned.size
         found, known = self._compile(planned), [planned.positions]
@@ -182,14 +186,16 @@ class Workbench:
         return found
 
     def try_once(self, budget: int, effort: Effort) -> Candidate | None:
-        """A plan aimed at `budget` bytes, as it comes out, or None if none is found."""
-        self._plan_calls()
+        """One planned program aimed at `budget` bytes, or None if no plan gets there.
+
+        Unlike `fit` it neither corrects the aim nor goes down to the floor.
+        """
         room = budget - self.unplanned.fixed
         return self._try(room - self._expected_surplus(room), room, effort)
 
     def describe(self, candidate: Candidate, budget: int | None) -> Plan:
         """The report on a candidate."""
-        profile = candidate.profile
+        problem = candidate.profile.problem
         return Plan(
             budget=budget,
             unplanned=self.unplanned,
@@ -197,7 +203,9 @@ class Workbench:
             predicted=candidate.predicted + candidate.memory.fixed,
             flops=candidate.arithmetic(self.step.program),
             time=candidate.cost / max(self.baseline.cost, 1e-30),
-            actions=list_actions(profile, candidate.positions, candidate.schedule),
+            actions=list_actions(
+                candidate.profile, candidate.positions, candidate.schedule
+            ),
             positions=candidate.positions,
             policy=self.policy,
             compiles=self.compiles,
@@ -205,30 +213,24 @@ class Workbench:
             compile_seconds=self.compile_seconds,
             baseline_compile_seconds=self.baseline_seconds,
             equations=len(self.step.program.equations),
-            fingerprint=fingerprint(profile.problem, budget, candidate.positions),
+            fingerprint=fingerprint(problem, budget, candidate.positions),
             floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
-            problem=profile.problem,
-            arguments=list_arguments(self.step, profile.problem),
+            problem=problem,
+            arguments=list_arguments(self.step, problem),
             origin=origin_of(self.step),
             baseline=named_buffers(self.buffers),
-            has_calls=bool(candidate.positions and profile.calls),
+            has_calls=bool(candidate.positions and candidate.profile.calls),
         )
 
     # In-place calls
 
-    def _plan_calls(self) -> None:
+    def _plan_calls(self) -> bool:
         """From now on plans the step with in-place calls, if it has any."""
-        if self._may_call:
-            self._may_call = False
+        self._has_choice = False
+        if self.step.can_call:
             found = self._timed(lambda: self._profiled(inplace=True))
             self._sought += [Sought(found)] if found.calls else []
-
-    def _each_way(self) -> Iterator[Sought]:
-        """With in-place calls, then without: either may reach further down."""
-        self._plan_calls()
-        for _ in range(len(self._sought)):
-            yield self._sought[-1]
-            self._sought.insert(0, self._sought.pop())
+        return bool(self.profile.calls)
 
     def _profiled(self, inplace: bool = False) -> Profile:
         step, fixed = self.step, self.unplanned.fixed
@@ -264,10 +266,7 @@ class Workbench:
         XLA computes again in each reader what it fuses there, less so behind barriers.
         """
         written, most = self.baseline, self.unplanned
-        if not written.operations:
-            return written
-        self._plan_calls()
-        planned = self._plan(most.temp, effort)
+        planned = self._plan(most.temp, effort) if written.operations else None
         if planned is None or planned.cost > written.cost / _WORTH_PLANNING:
             return written
         found = self._compile(planned)
@@ -315,7 +314,7 @@ class Workbench:
         """The cheapest plan found whose packed block is within `room` bytes."""
         pool = room - self.profile.standing
         sought = self._sought[-1]
-        if pool < (sought.least_pool or 1):
+        if pool < sought.least_pool:
             return None
         starts = self._starts(room) if starts is None else starts
         planned = self._timed(

@@ -27,7 +27,7 @@ _PLATFORMS = {"cpu": ("cpu", "coop_jax_ffi"), "gpu": ("CUDA", "coop_jax_ffi_cuda
 
 
 type InPlace = bool | Literal["auto"]
-"""Whether plans have in-place calls; "auto": where they can be, if a budget is met."""
+"""Whether plans have in-place calls; "auto": where nothing else reaches the budget."""
 
 
 def is_available(platform: str) -> bool:
