@@ -78,7 +78,8 @@ class Workbench:
         self.unplanned = memory_use(compiled)
         self._sought = [Sought(self._timed(self._profiled))]
         order, temp = self.problem.program_order, self.unplanned.temp
-        self.baseline = self._candidate(function, compiled, order, (), temp)
+        cost = self.problem.cost(order)
+        self.baseline = self._candidate(function, compiled, order, (), temp, cost)
         self._sought_floor = False
         self._has_choice = inplace == "auto" and step.can_call
         if inplace is True:
@@ -346,7 +347,8 @@ class Workbench:
         compiled = self._in_xla(lambda: self.step.probe(function))
         schedule, positions = planned.schedule, planned.positions
         packed = self._packed(schedule)
-        found = self._candidate(function, compiled, schedule, positions, packed)
+        cost = planned.cost
+        found = self._candidate(function, compiled, schedule, positions, packed, cost)
         self.candidates.append(found)
         return found
 
@@ -357,6 +359,7 @@ class Workbench:
         schedule: Schedule,
         positions: Positions,
         predicted: int,
+        cost: float,
     ) -> Candidate:
         counted = self.step.operations(compiled)
         return Candidate(
@@ -366,7 +369,7 @@ class Workbench:
             schedule,
             positions,
             predicted,
-            self.problem.cost(schedule),
+            cost,
             self.profile,
             counted + called_flops(self.profile, schedule) if counted else 0.0,
         )
