@@ -165,6 +165,21 @@ def test_what_xla_computes_in_place_is_left_to_it(name: str) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize(("chain", "on_gpu"), [(softmax, 1), (dropout, 0)])
+def test_on_gpu_a_call_is_for_what_xla_makes_one_kernel_of(chain, on_gpu) -> None:
+    args = arguments(jnp.float32, 256, 512)
+    step = flat_step(jax.jit(surrounded(chain)).trace(*args), jax.tree.leaves(args))
+    written = lambda *values: step.program.evaluate(values, scope)  # noqa: E731
+    _, buffers = step.compile_with_buffers(written)
+    found = {
+        platform: profile(step.program, buffers, 0, platform, inplace=True)
+        for platform in ("cpu", "gpu")
+    }
+    assert len(found["cpu"].calls) == 1
+    assert len(found["gpu"].calls) == on_gpu
+
+
+@needs_library
 def test_only_an_operand_that_is_not_read_again_is_overwritten() -> None:
     _, found = planned(softmax)
     (call,) = found.calls
