@@ -19,7 +19,6 @@ passed over.
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 from .._errors import BudgetError
 from .._measure import memory_use
@@ -77,9 +76,18 @@ class Workbench:
         self.baseline_seconds = self.compile_seconds
         self.unplanned = memory_use(compiled)
         self._sought = [Sought(self._timed(self._profiled))]
-        order, temp = self.problem.program_order, self.unplanned.temp
-        cost = self.problem.cost(order)
-        self.baseline = self._candidate(function, compiled, order, (), temp, cost)
+        order = self.problem.program_order
+        self.baseline = Candidate(
+            function,
+            None if step.has_probes else compiled,
+            self.unplanned,
+            order,
+            (),
+            self.unplanned.temp,
+            self.problem.cost(order),
+            self.profile,
+            step.operations(compiled),
+        )
         self._sought_floor = False
         self._has_choice = inplace == "auto" and step.can_call
         if inplace is True:
@@ -345,34 +353,21 @@ class Workbench:
         stage("compiling plan %d", len(self.candidates) + 1)
         function = emit(self.profile, planned.positions)
         compiled = self._in_xla(lambda: self.step.probe(function))
-        schedule, positions = planned.schedule, planned.positions
-        packed = self._packed(schedule)
-        cost = planned.cost
-        found = self._candidate(function, compiled, schedule, positions, packed, cost)
-        self.candidates.append(found)
-        return found
-
-    def _candidate(
-        self,
-        function: Callable[..., list[Any]],
-        compiled: Any,
-        schedule: Schedule,
-        positions: Positions,
-        predicted: int,
-        cost: float,
-    ) -> Candidate:
         counted = self.step.operations(compiled)
-        return Candidate(
+        called = called_flops(self.profile, planned.schedule)
+        candidate = Candidate(
             function,
             None if self.step.has_probes else compiled,
             memory_use(compiled),
-            schedule,
-            positions,
-            predicted,
-            cost,
+            planned.schedule,
+            planned.positions,
+            self._packed(planned.schedule),
+            planned.cost,
             self.profile,
-            counted + called_flops(self.profile, schedule) if counted else 0.0,
+            counted + called if counted else 0.0,
         )
+        self.candidates.append(candidate)
+        return candidate
 
     def _fitting(self, budget: int) -> list[Candidate]:
         return [c for c in self.candidates if c.memory.total <= budget]
