@@ -22,7 +22,8 @@ from benchmarks.inplace import (
     temporaries,
 )
 from coop_jax._fitting.compile import flat_step
-from coop_jax._fitting.emit import emit, overwritten_operands
+from coop_jax._fitting.emit import emit
+from coop_jax._fitting.overwritten import overwritten_operands
 from coop_jax._fitting.solve import Workbench
 from coop_jax._native import inplace as _inplace
 from coop_jax._planning.planner import Effort

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_by_eye() -> None:
     seed=st.integers(0, 2**32),
     length=st.integers(1, 60),
     alignment=st.sampled_from((1, 64)),
+    has_watershed=st.booleans(),
     noise=st.sampled_from((0.0, 0.3)),
     is_quick=st.booleans(),
 )
@@ -67,10 +69,12 @@ def test_every_step_is_the_same(
     seed: int,
     length: int,
     alignment: int,
+    has_watershed: bool,
     noise: float,
     is_quick: bool,
 ) -> None:
     problem = random_problem(seed, length, alignment)
+    problem = replace(problem, has_watershed=has_watershed)
     native, python = both(problem, 0, is_packed)
     order = program_order(problem)
     start = native.at(order)

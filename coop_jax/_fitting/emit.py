@@ -16,8 +16,9 @@ whatever reads it later. Literals that a part spreads over an array pass the bar
 too, but for those that XLA:GPU fuses: XLA would otherwise make that array once, at the
 very start, and keep it to the end. On GPU arrays are row-major behind a barrier: where
 it only sums them up, XLA would write them once more, turned around. A dropout mask that
-a softmax reads passes a barrier of its own there (`tiling`). The barriers vanish before
-buffer assignment and cost nothing at run time.
+a softmax reads passes a barrier of its own there (`tiling`), and in front of one part
+XLA's clock is put forward (`watershed`). The barriers vanish before buffer assignment
+and cost nothing at run time.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -38,9 +39,11 @@ from .._program.shelving import small_size
 from .._program.trace import Atom, Literal, Variable, read
 from .._program.units import Unit, has_call
 from .layouts import row_major, turned
+from .overwritten import overwritten_operands
 from .parts import Positions, joined, overwriting, parts
 from .shelf import Shelf
 from .tiling import written_masks
+from .watershed import Watershed
 
 type Place = tuple[int, int]
 """An equation and one of its inputs."""
@@ -98,6 +101,7 @@ class _Emission:
         self.shared = self._compute_shared()
         self.last_read: dict[Variable, int] = {}
         self.overwritten: dict[tuple[int, OpId], int] = {}
+        self.watershed = Watershed(profile.problem, ())
         self.done: set[OpId] = set()
         self.small = small_size(profile.problem)
         self.shelf = Shelf(profile)
@@ -118,6 +122,7 @@ class _Emission:
 
     def run(self, parts: Sequence[Sequence[OpId]]) -> list[Any]:
         self.overwritten = overwritten_operands(self.profile, parts)
+        self.watershed = Watershed(self.profile.problem, parts)
         reads = [self._outside_reads(part) for part in parts]
         self.last_read = {v: i for i, read in enumerate(reads) for v in read}
         outputs = (a for a in self.program.outputs if not isinstance(a, Literal))
@@ -135,6 +140,9 @@ class _Emission:
         local = {v: self.env[v] for v in reads if v not in taken}
         literals: dict[Place, Any] = {}
         if is_large and self.triggers:
+            if self.watershed.is_at(index):
+                ended = self.watershed.pass_over([self.env[v] for v in self.triggers])
+                self.env.update(zip(self.triggers, ended, strict=True))
             literals = self._tie(part, local)
         local |= self.shared | {v: self.shelf.take(v) for v in taken}
         for op in part:
@@ -195,8 +203,11 @@ class _Emission:
                 literals.append(jnp.zeros((), jnp.int32))
         passing = local | {v: self.env[v] for v in self.triggers}
         tied = {v: x for v, x in passing.items() if v not in self.gathered}
-        shelf = self.shelf.touched()
-        *behind, shelf = lax.optimization_barrier([*tied.values(), *literals, shelf])
+        beside = [self.watershed.touched(), self.shelf.touched()]
+        *behind, clock, shelf = lax.optimization_barrier(
+            [*tied.values(), *literals, *beside]
+        )
+        self.watershed.passed(clock)
         self.shelf.passed(shelf)
         tied.update(zip(tied, map(self._in_order, behind), strict=False))
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
@@ -342,34 +353,6 @@ def compute_in_place(
     _run_equations(profile, todo, local, {})
     operands = [_value(profile, local, each.variable) for each in program.operands]
     return call(program, operands, overwritten)
-
-
-def overwritten_operands(
-    profile: Profile, parts: Sequence[Sequence[OpId]]
-) -> dict[tuple[int, OpId], int]:
-    """Per part and in-place call, the operand whose value is not read again."""
-    equations, units = profile.program.equations, profile.units
-    if not profile.calls:
-        return {}
-    # Going backwards: what is read before it is computed anew.
-    live = {atom for atom in profile.program.outputs if not isinstance(atom, Literal)}
-    live = {profile.alias_of.get(v, v) for v in live}
-    computed = {v for unit in units for v in equations[unit.root].outputs}
-    found: dict[tuple[int, OpId], int] = {}
-    for index in range(len(parts) - 1, -1, -1):
-        for op in reversed(parts[index]):
-            live -= set(equations[units[op].root].outputs)
-            program = profile.calls.get(op)
-            if program is not None:
-                dying = [
-                    k
-                    for k in program.overwritable
-                    if (v := program.operands[k].variable) in computed and v not in live
-                ]
-                if dying:
-                    found[index, op] = dying[0]
-            live |= set(units[op].inputs)
-    return found
 
 
 def _run_equations(

@@ -24,7 +24,7 @@ from .._errors import BudgetError
 from .._measure import memory_use
 from .._native.inplace import InPlace
 from .._plan import Plan, fingerprint
-from .._planning.buffer_assignment import assign, schedule_buffers
+from .._planning.buffer_assignment import packed
 from .._planning.planner import Effort, Planned, Positions
 from .._planning.policies import PLANNERS
 from .._planning.types import Problem, Schedule
@@ -343,8 +343,7 @@ class Workbench:
         return above[:1] + below[-1:]
 
     def _packed(self, schedule: Schedule) -> int:
-        buffers = schedule_buffers(self.problem, schedule)
-        return assign(buffers, self.problem.alignment).peak + self.profile.standing
+        return packed(self.problem, schedule).peak + self.profile.standing
 
     def _compile(self, planned: Planned) -> Candidate:
         for known in self.candidates:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from .._fitting.emit import emit
-from .._planning.buffer_assignment import assign, schedule_buffers
+from .._planning.buffer_assignment import packed
 from .._planning.planner import Effort, Positions, plan, smallest
 from .._planning.types import Problem
 from .._planning.validate import live_bytes
@@ -105,7 +105,7 @@ def _tied(
         at = (*around, unit.root)
         for place, body in inside_of(found.program, equation, at):
             own = named(buffers, place)
-            inside = profile(body, own, 0, platform)
+            inside = _profile(body, own, platform)
             written = _written(equation, found.problem.ops[op].workspace, own)
             if written:
                 problem = inside.problem
@@ -164,7 +164,7 @@ def _planned(
 
 def _planned_body(body: Program, plans: Sequence[BodyPlan], platform: str) -> Body:
     own = next((p for p in plans if not p.place), None)
-    found = None if own is None else profile(body, own.buffers, 0, platform)
+    found = None if own is None else _profile(body, own.buffers, platform)
     body = body if found is None else found.program
     equations = list(body.equations)
     deeper = _planned(body, [p for p in plans if p.place], platform)
@@ -253,7 +253,7 @@ class _BodyPlanner:
 
         Held to its order it may already take less.
         """
-        found = profile(body, own, 0, self._platform)
+        found = _profile(body, own, self._platform)
         room += found.relieved
         problem = self.plan_loops(found, place, times, room)
         in_order = _in_order(equation, place, problem, written, own)
@@ -313,5 +313,10 @@ def _in_order(
 
 
 def _packed(problem: Problem) -> int:
-    found = schedule_buffers(problem, problem.program_order)
-    return assign(found, problem.alignment).peak
+    return packed(problem, problem.program_order).peak
+
+
+def _profile(body: Program, buffers: Sequence[OwnedBuffer], platform: str) -> Profile:
+    """Its buffers are packed among those around the loop: no watershed of its own."""
+    found = profile(body, buffers, 0, platform)
+    return replace(found, problem=replace(found.problem, has_watershed=False))

@@ -37,6 +37,7 @@ class _ProblemArrays(ctypes.Structure):
         ("sizes", ctypes.c_void_p),
         ("is_output", ctypes.c_void_p),
         ("alignment", ctypes.c_int64),
+        ("has_watershed", ctypes.c_int64),
         ("cost", ctypes.c_double),
     )
 
@@ -164,6 +165,7 @@ class _Arrays:
             sizes=self.array(problem.pool_sizes, np.int64),
             is_output=self.array((value.is_output for value in values), np.int32),
             alignment=problem.alignment,
+            has_watershed=problem.has_watershed,
             cost=sum(op.cost for op in ops),
         )
 

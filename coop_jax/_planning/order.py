@@ -8,6 +8,7 @@ have to undo it step by step: what takes no bytes of the pool runs as soon as it
 import heapq
 from collections import defaultdict
 from collections.abc import Set
+from dataclasses import replace
 
 from .types import OpId, Problem, Schedule, ValueId
 
@@ -38,12 +39,7 @@ def early_order(problem: Problem, *, scalars_too: bool = False) -> Schedule:
 
 def in_order(problem: Problem, order: Schedule) -> Problem:
     """The same program with its ops in another order."""
-    return Problem(
-        tuple(problem.ops[op] for op in order),
-        problem.values,
-        problem.fixed,
-        problem.alignment,
-    )
+    return replace(problem, ops=tuple(problem.ops[op] for op in order))
 
 
 def _scalars(problem: Problem) -> set[OpId]:

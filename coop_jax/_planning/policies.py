@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from .buffer_assignment import assign, schedule_buffers
+from .buffer_assignment import packed
 from .deadlines import Lifetimes
 from .eviction import COOP, DTE, DTR, Policy
 from .online import OnlineRun, run_online
@@ -43,7 +43,7 @@ def _online(policy: Policy) -> Planner:
         if run.is_feasible:
             state.restore(positions(problem, run.schedule))
         schedule = state.schedule()
-        size = assign(schedule_buffers(problem, schedule), problem.alignment).peak
+        size = packed(problem, schedule).peak
         return Planned(
             schedule,
             state.snapshot(),

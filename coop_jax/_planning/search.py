@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .buffer_assignment import assign, schedule_buffers
+from .buffer_assignment import packed
 from .planned import LONG, Effort, Planned, Positions, most_moves
 from .relief import Relief, least_counted
 from .retention import Edit, Gap, Retention, Step
@@ -133,9 +133,7 @@ class Search:
         """Bytes that the schedule takes."""
         if not self.is_packed:
             return self.state.peak()
-        problem = self.state.problem
-        buffers = schedule_buffers(problem, self.state.schedule())
-        return assign(buffers, problem.alignment).peak
+        return packed(self.problem, self.state.schedule()).peak
 
     # Relieve: from over the pool to within it
 

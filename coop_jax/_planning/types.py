@@ -89,6 +89,8 @@ class Problem:
       values: all values the ops read and write; each is written by at most one op.
       fixed: bytes outside the pool: arguments plus outputs minus donated aliases.
       alignment: offsets in the pool are multiples of this many bytes.
+      has_watershed: what is alive across one place of a schedule can be placed before
+        all else (`buffer_assignment`).
       producer: op that writes each value, or -1 for arguments (derived).
     """
 
@@ -96,6 +98,7 @@ class Problem:
     values: tuple[Value, ...]
     fixed: int = 0
     alignment: int = 64
+    has_watershed: bool = False
     producer: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

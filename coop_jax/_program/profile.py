@@ -131,6 +131,7 @@ def profile(
         tuple(builder.values),
         fixed=fixed,
         alignment=64 if platform == "cpu" else 256,
+        has_watershed=platform == "gpu",
     )
     order = early_order(problem, scalars_too=platform != "cpu")
     problem, units = in_order(problem, order), tuple(units[op] for op in order)

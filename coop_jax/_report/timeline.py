@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._planning.buffer_assignment import Tenancy, assign, schedule_tenancies
+from .._planning.buffer_assignment import Tenancy, packed, schedule_tenancies
 from .._planning.types import Schedule, ValueId
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def places_of_program_order(plan: "Plan") -> list[int]:
 def _timeline(plan: "Plan", schedule: Schedule) -> Timeline:
     problem = plan.problem
     buffers, tenancies = schedule_tenancies(problem, schedule)
-    assigned = assign(buffers, problem.alignment)
+    assigned = packed(problem, schedule)
     waits = _longest_waits(plan, schedule)
     actions = {action.value: action for action in plan.actions}
     state_types = {a.type for a in plan.arguments if a.role != "inputs"}

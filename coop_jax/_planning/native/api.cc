@@ -40,6 +40,7 @@ struct ProblemArrays {
   const int64_t* sizes;
   const int32_t* is_output;
   int64_t alignment;
+  int64_t has_watershed;
   double cost;
 };
 
@@ -83,6 +84,7 @@ Problem ReadProblem(const ProblemArrays& arrays) {
     }
   }
   problem.alignment = arrays.alignment;
+  problem.has_watershed = arrays.has_watershed != 0;
   problem.cost = arrays.cost;
   return problem;
 }
@@ -126,7 +128,7 @@ class Session {
 }  // namespace
 
 // To be raised with every change to what Python passes, and in library.py.
-COOP_EXPORT int64_t coop_jax_planner_interface() { return 3; }
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 4; }
 
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();

@@ -192,6 +192,18 @@ std::vector<int32_t> EventsBefore(const std::vector<Buffer>& buffers,
   return before;
 }
 
+// The first of the positions at which most bytes are alive.
+int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
+  std::vector<int64_t> alive(positions + 1, 0);
+  for (const Buffer& buffer : buffers) {
+    alive[buffer.start] += buffer.size;
+    alive[buffer.end] -= buffer.size;
+  }
+  std::partial_sum(alive.begin(), alive.end(), alive.begin());
+  return static_cast<int32_t>(std::max_element(alive.begin(), alive.end()) -
+                              alive.begin());
+}
+
 }  // namespace
 
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
@@ -212,8 +224,18 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
   const auto by_duration = [&](const Buffer& buffer) {
     return std::make_tuple(events[buffer.end] - events[buffer.start], buffer.size);
   };
-  const int64_t spatial = pack_by(by_size, std::numeric_limits<int64_t>::max());
-  return pack_by(by_duration, spatial);
+  int64_t least = pack_by(by_size, std::numeric_limits<int64_t>::max());
+  least = pack_by(by_duration, least);
+  if (!problem.has_watershed || buffers.empty()) return least;
+  const int32_t fullest = Fullest(buffers, positions);
+  for (const int32_t watershed : {fullest, fullest + 1}) {
+    const auto across_first = [&](const Buffer& buffer) {
+      const bool crosses = buffer.start < watershed && watershed < buffer.end;
+      return std::tuple_cat(std::make_tuple(crosses), by_duration(buffer));
+    };
+    least = pack_by(across_first, least);
+  }
+  return least;
 }
 
 }  // namespace coop_jax

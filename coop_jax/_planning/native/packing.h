@@ -9,7 +9,7 @@
 
 namespace coop_jax {
 
-// The peak of `assign(schedule_buffers(problem, schedule))`, buffer_assignment.py.
+// The peak of `packed(problem, schedule)`, buffer_assignment.py.
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule);
 
 }  // namespace coop_jax

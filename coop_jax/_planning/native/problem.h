@@ -33,6 +33,8 @@ struct Problem {
   std::vector<int64_t> sizes;
   std::vector<bool> is_output;
   int64_t alignment;
+  // Whether what is alive across one place can be placed before all else.
+  bool has_watershed;
   // Seconds of the unplanned schedule.
   double cost;
 

@@ -1,0 +1,89 @@
+"""The watershed of a plan: where XLA's clock is put forward for its buffer assignment.
+
+Longest first, XLA places buffers by how many others come and go meanwhile
+(`_planning/buffer_assignment`). A call of many results of a byte each, which nothing
+reads, is as many buffers, there and gone at once. XLA:GPU has a target for calls that
+only need bytes, `AllocateBuffer` (`kNopCustomCallTarget`,
+`xla/service/collective_ops_utils.h`), and runs nothing for one. So what is alive across
+it outlasts all else, for a few kilobytes and no time.
+
+The call starts after all that comes before the watershed, and what comes behind starts
+after it: both pass barriers together with a byte that it reads and one that it makes.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._planning.buffer_assignment import assign, schedule_buffers, watersheds
+from .._planning.types import OpId, Problem
+
+_TARGET = "AllocateBuffer"
+_BYTE = jax.ShapeDtypeStruct((1,), jnp.uint8)
+_RESULTS = 256
+# XLA has more buffers than the plan knows of, such as scalars.
+_MORE_BUFFERS = 2
+# Starts of parts on either side of the planner's place.
+_NEAREST = 2
+
+
+class Watershed:
+    """The watershed while a program is emitted part by part."""
+
+    def __init__(self, problem: Problem, parts: Sequence[Sequence[OpId]]) -> None:
+        self._part, self._buffers = _chosen(problem, parts)
+        self._byte: jax.Array | None = None
+
+    def is_at(self, part: int) -> bool:
+        """Whether it is in front of this part, the next that waits for what was."""
+        return self._part is not None and part >= self._part
+
+    def pass_over(self, before: Sequence[jax.Array]) -> list[jax.Array]:
+        """Puts the clock forward once `before` is there; returns it from behind."""
+        self._part = None
+        *behind, byte = lax.optimization_barrier([*before, jnp.zeros(1, jnp.uint8)])
+        for _ in range(0, _MORE_BUFFERS * self._buffers, _RESULTS):
+            byte, *_ = _call(byte, _RESULTS)
+        self._byte = byte
+        return behind
+
+    def touched(self) -> Any:
+        """What has to pass the next barrier, if anything."""
+        return self._byte
+
+    def passed(self, byte: Any) -> None:
+        """Takes what `touched` said, from behind the barrier."""
+        if self._byte is not None:
+            # XLA takes what nothing reads out of a barrier.
+            _call(byte, 1)
+            self._byte = None
+
+
+def _call(byte: jax.Array, results: int) -> Sequence[jax.Array]:
+    """Buffers that come and go; a call of one is there to read, and stays."""
+    call = jax.ffi.ffi_call(_TARGET, [_BYTE] * results, has_side_effect=results == 1)
+    return call(byte)
+
+
+def _chosen(
+    problem: Problem, parts: Sequence[Sequence[OpId]]
+) -> tuple[int | None, int]:
+    """The part with the watershed in front, if it gains anything, and all buffers.
+
+    The planner's place may be inside a part. Then it is the start of one of the nearest
+    with which the block is smallest.
+    """
+    starts = list(accumulate(map(len, parts), initial=0))[:-1]
+    buffers = schedule_buffers(problem, tuple(chain.from_iterable(parts)))
+    wanted = watersheds(problem, buffers)
+    if not wanted:
+        return None, 0
+    below = [start for start in starts if start <= wanted[0]]
+    above = [start for start in starts if start > wanted[0]]
+    near = below[-_NEAREST:] + above[:_NEAREST]
+    found = assign(buffers, problem.alignment, near).watershed
+    return None if found is None else starts.index(found), len(buffers)
