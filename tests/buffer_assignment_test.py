@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -15,6 +16,7 @@ from coop_jax._planning.buffer_assignment import (
     _best_gap,
     assign,
     live_peak,
+    packed,
     schedule_buffers,
 )
 from coop_jax._planning.types import LiveRange, Op, Problem, Value
@@ -149,6 +151,54 @@ def test_random_buffers_do_not_overlap(alignment: int) -> None:
             default=0,
         )
         assert assignment.fragmentation >= 0
+
+
+def test_what_crosses_the_watershed_is_placed_first_by_eye() -> None:
+    # time          0   1   2   3   4
+    # a (1)                 [-------)       above b: not as long by the clock
+    # b (1)         [-----------)           above c
+    # c (2)             [---)
+    # d (2)                     [-------)   at 0, below a
+    buffers = [buffer(1, 2, 4), buffer(1, 0, 3), buffer(2, 1, 2), buffer(2, 3, 5)]
+    assert assign(buffers, 1) == Assignment((2, 3, 0, 0), 4, 3)
+    # Only d is there across 4: first, then a above it, and b takes d's bytes.
+    assert assign(buffers, 1, [4]) == Assignment((2, 0, 1, 0), 3, 3, watershed=4)
+    # Nor is it there where nothing is gained.
+    assert assign(buffers, 1, [1, 4, 2]).watershed == 4
+    assert assign(buffers[:2], 1, [3]) == assign(buffers[:2], 1)
+
+
+def test_a_watershed_is_many_buffers_that_come_and_go_at_one_place() -> None:
+    rng = random.Random(2)
+    gains = 0
+    for _ in range(500):
+        ranges = [sorted(rng.sample(range(0, 36, 3), 2)) for _ in range(14)]
+        buffers = [buffer(1000 * rng.randint(1, 6), *alive) for alive in ranges]
+        at = rng.randrange(1, 36, 3)
+        found = assign(buffers, 1, [at])
+        check(buffers, found, 1)
+        assert found.peak <= assign(buffers, 1).peak
+        if found.watershed is not None:
+            gains += 1
+            ticks = [buffer(1, at, at + 1) for _ in range(99)]
+            assert 0 <= assign(buffers + ticks, 1).peak - found.peak <= len(ticks)
+    assert gains > 10
+
+
+def test_a_schedule_is_packed_with_a_watershed_where_that_takes_less() -> None:
+    less = 0
+    for seed in range(40):
+        problem = random_problem(seed, 40, alignment=1)
+        schedule = problem.program_order
+        without = packed(problem, schedule)
+        assert without.watershed is None
+        found = packed(replace(problem, has_watershed=True), schedule)
+        assert found.live_peak == without.live_peak <= found.peak <= without.peak
+        alive = live_bytes(problem, schedule)
+        fullest = alive.index(max(alive))
+        assert found.watershed in (None, fullest, fullest + 1)
+        less += found.peak < without.peak
+    assert less > 2
 
 
 def test_no_buffers_take_no_bytes() -> None:

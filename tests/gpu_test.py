@@ -17,7 +17,8 @@ from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.emit import emit
 from coop_jax._fitting.solve import Workbench
 from coop_jax._measure import memory_use
-from coop_jax._planning.planner import Effort
+from coop_jax._planning.buffer_assignment import packed
+from coop_jax._planning.planner import Effort, Planned, plan
 
 LAYERS, WIDTH, ROWS = 3, 256, 8192
 
@@ -125,6 +126,71 @@ def test_described_kernels_move_little_more_than_those_of_the_step_as_written() 
     assert found.memory.total <= room
     moved = traffic(bench.finish(found).compiled.as_text())
     assert moved < 1.2 * written  # 1.27 with a barrier in front of each operation
+
+
+def clipped_step(weights, x):
+    """All updates wait for the norm of all gradients."""
+
+    def loss_of(weights):
+        y = x
+        for up, down in weights:
+            y = y + jnp.tanh(y @ up) @ down
+        return jnp.mean(y**2)
+
+    loss, grads = jax.value_and_grad(loss_of)(weights)
+    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda w, g: w - 0.1 * g / norm, weights, grads), loss
+
+
+UP, DOWN, BATCH = (512, 1536), (1536, 512), (2560, 512)
+
+
+def with_a_watershed(bench: Workbench) -> Planned:
+    """A plan for half of the temporaries that is over them without its watershed."""
+    pool = bench.unplanned.temp // 2 - bench.profile.standing
+    found = plan(bench.problem, pool, Effort(), is_packed=True)
+    without = dataclasses.replace(bench.problem, has_watershed=False)
+    assert packed(bench.problem, found.schedule).peak <= pool
+    assert packed(without, found.schedule).peak > pool
+    return found
+
+
+@pytest.mark.gpu
+def test_described_what_is_alive_across_the_watershed_is_placed_first() -> None:
+    layer = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (UP, DOWN))
+    bench = described(
+        clipped_step, [layer] * 12, jax.ShapeDtypeStruct(BATCH, jnp.float32)
+    )
+    found, temp = with_a_watershed(bench), {}
+    for has_watershed in (True, False):
+        problem = dataclasses.replace(bench.problem, has_watershed=has_watershed)
+        profile = dataclasses.replace(bench.profile, problem=problem)
+        compiled = bench.step.compile(emit(profile, found.positions))
+        temp[has_watershed] = memory_use(compiled).temp
+    assert temp[True] <= bench.unplanned.temp // 2 < temp[False]
+
+
+@pytest.mark.gpu
+def test_a_step_with_a_watershed_agrees_on_a_gpu() -> None:
+    try:
+        device = jax.devices("gpu")[0]
+    except RuntimeError:
+        pytest.skip("no GPU at hand")
+    keys = iter(jax.random.split(jax.random.key(0), 25))
+    weights = [
+        tuple(jax.random.normal(next(keys), shape) / 32 for shape in (UP, DOWN))
+        for _ in range(12)
+    ]
+    args = jax.device_put((weights, jax.random.normal(next(keys), BATCH)), device)
+    step = flat_step(jax.jit(clipped_step).trace(*args), jax.tree.leaves(args))
+    bench = Workbench(step)
+    function = emit(bench.profile, with_a_watershed(bench).positions)
+    compiled = step.compile(function)
+    assert "AllocateBuffer" in compiled.as_text()
+    mine = compiled(*jax.tree.leaves(args))
+    theirs = jax.tree.leaves(jax.jit(clipped_step)(*args))
+    for one, other in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
 
 
 if __name__ == "__main__":
