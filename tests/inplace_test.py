@@ -27,6 +27,7 @@ from coop_jax._fitting.overwritten import overwritten_operands
 from coop_jax._fitting.solve import Workbench
 from coop_jax._native import inplace as _inplace
 from coop_jax._planning.planner import Effort
+from coop_jax._planning.policies import PLANNERS
 from coop_jax._program.profile import profile, scope
 
 needs_library = pytest.mark.skipif(
@@ -261,6 +262,25 @@ def workbench(inplace):
     args = step_arguments()
     step = flat_step(jax.jit(train_step).trace(*args), jax.tree.leaves(args))
     return Workbench(step, inplace=inplace)
+
+
+@needs_library
+@pytest.mark.parametrize("are_smaller", [True, False])
+def test_of_the_smallest_with_calls_and_without_one_is_compiled(are_smaller) -> None:
+    bench, sizes = workbench("auto"), {}
+
+    def smallest(problem, effort, known):
+        has_calls = problem is not bench.baseline.profile.problem
+        more = 10**9 if has_calls != are_smaller else 0
+        found = PLANNERS["coop"].smallest(problem, effort, known)
+        sizes[has_calls] = found.size + more
+        return dataclasses.replace(found, size=found.size + more)
+
+    bench.planner = dataclasses.replace(bench.planner, smallest=smallest)
+    bench.floor(Effort(rounds=2))
+    assert sizes.keys() == {False, True}
+    compiled = {bool(candidate.profile.calls) for candidate in bench.candidates}
+    assert compiled == {are_smaller}
 
 
 @needs_library

@@ -87,3 +87,8 @@ class Sought:
     profile: Profile
     least_pool: int = 1
     in_vain: Planned | None = None
+
+    @property
+    def least_temp(self) -> int:
+        """Bytes of temporaries with that pool, by the model."""
+        return self.least_pool + self.profile.standing

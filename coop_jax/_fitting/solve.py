@@ -9,7 +9,8 @@
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
-with in-place calls, if those can be compiled.
+with in-place calls, if those can be compiled; the smallest with calls and without, and
+compiled is what the model says is smaller.
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
@@ -135,9 +136,11 @@ class Workbench:
             if self._has_choice:
                 self._plan_calls()
             # With in-place calls and without: either may reach further down.
-            for _ in range(len(self._sought)):
-                self._seek_floor(effort)
-                self._sought.append(self._sought.pop(0))
+            plans = [self._smallest(sought, effort) for sought in self._sought]
+            sizes = [sought.least_temp for sought in self._sought]
+            chosen = sizes.index(min(sizes))
+            self._sought.append(self._sought.pop(chosen))
+            self._seek_floor(plans[chosen], effort)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
@@ -160,11 +163,14 @@ class Workbench:
                 break
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
-    def _seek_floor(self, effort: Effort) -> None:
+    def _smallest(self, sought: Sought, effort: Effort) -> Planned:
         stage("looking for the smallest plan")
-        sought, smallest = self._sought[-1], self.planner.smallest
-        planned = self._timed(lambda: smallest(self.problem, effort, sought.in_vain))
+        problem, smallest = sought.profile.problem, self.planner.smallest
+        planned = self._timed(lambda: smallest(problem, effort, sought.in_vain))
         sought.least_pool = planned.size
+        return planned
+
+    def _seek_floor(self, planned: Planned, effort: Effort) -> None:
         found, known = self._compile(planned), [planned.positions]
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
