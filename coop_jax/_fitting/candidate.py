@@ -1,12 +1,13 @@
 """Programs for a step, compiled and measured, and how far smaller ones were sought."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .._measure import MemoryUse
-from .._planning.planner import Planned
+from .._planning.buffer_assignment import packed
+from .._planning.planner import Planned, Positions
 from .._planning.types import Schedule
 from .._program.cost import TRANSCENDENTAL, program_flops
 from .._program.profile import Profile
@@ -74,12 +75,23 @@ def called_flops(profile: Profile, schedule: Schedule) -> float:
     return program_flops(profile.program, counted)
 
 
+def nearest(
+    candidates: Iterable[Candidate], profile: Profile, room: int
+) -> list[Positions]:
+    """Plans of a profile to start from: next above and below `room` bytes."""
+    mine = (c for c in candidates if c.profile is profile)
+    known = sorted(mine, key=lambda c: c.predicted)
+    above = [c.positions for c in known if c.predicted > room]
+    below = [c.positions for c in known if c.predicted <= room]
+    return above[:1] + below[-1:]
+
+
 @dataclass(slots=True, eq=False)
 class Sought:
     """How far down plans of one profile were sought.
 
     Attributes:
-      profile: the step with in-place calls or without.
+      profile: the step with in-place calls or without; with a watershed or without.
       least_pool: smallest pool reached, if it was looked for.
       in_vain: where planning ended that reached no pool small enough.
     """
@@ -87,6 +99,18 @@ class Sought:
     profile: Profile
     least_pool: int = 1
     in_vain: Planned | None = None
+
+    def learn(self, candidate: Candidate) -> None:
+        """From a program of this profile: no watershed if XLA packs no better for it.
+
+        Near the smallest programs little decides how buffers are packed.
+        """
+        problem = self.profile.problem
+        without = replace(problem, has_watershed=False)
+        size = packed(without, candidate.schedule).peak + self.profile.standing
+        if candidate.predicted < size <= candidate.memory.temp:
+            self.profile = replace(self.profile, problem=without)
+            self.least_pool, self.in_vain = 1, None
 
     @property
     def least_temp(self) -> int:

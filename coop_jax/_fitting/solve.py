@@ -34,7 +34,7 @@ from .._program.profile import Profile, named_buffers, profile
 from .._program.shards import communicates
 from .._program.timing import with_measured_costs
 from .advice import advise
-from .candidate import Candidate, Sought, called_flops
+from .candidate import Candidate, Sought, called_flops, nearest
 from .compile import FlatStep
 from .describe import held_at_peak, list_actions, list_arguments
 from .emit import emit
@@ -137,8 +137,7 @@ class Workbench:
                 self._plan_calls()
             # With in-place calls and without: either may reach further down.
             plans = [self._smallest(sought, effort) for sought in self._sought]
-            sizes = [sought.least_temp for sought in self._sought]
-            chosen = sizes.index(min(sizes))
+            chosen = min(range(len(plans)), key=lambda i: self._sought[i].least_temp)
             self._sought.append(self._sought.pop(chosen))
             self._seek_floor(plans[chosen], effort)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
@@ -170,15 +169,16 @@ class Workbench:
         sought.least_pool = planned.size
         return planned
 
-    def _seek_floor(self, planned: Planned, effort: Effort) -> None:
-        found, known = self._compile(planned), [planned.positions]
+    def _seek_floor(self, least: Planned, effort: Effort) -> None:
+        found, known = self._compile(least), [least.positions]
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
         for slack in _FLOOR_SLACKS:
-            room = int(planned.size * slack) + self.profile.standing
+            room = int(least.size * slack) + self.profile.standing
             efforts = (quick, effort) if found.is_far_off else (quick,)
-            starts = [*known, *planned.nearby]
-            tries = (self._plan(room, each, starts) for each in efforts)
+            tries = (
+                self._plan(room, each, [*known, *least.nearby]) for each in efforts
+            )
             relaxed = next((p for p in tries if p and p.positions not in known), None)
             if relaxed is not None:
                 known.append(relaxed.positions)
@@ -267,8 +267,11 @@ class Workbench:
             over = candidate.memory.temp - room
             hope = (candidate.cost - self.baseline.cost) * -over / room
             if over > 0:
-                surplus += push * over + room // 200
-                push *= 2
+                if (
+                    candidate.profile is self.profile
+                ):  # Else as high, by what it taught.
+                    surplus += push * over + room // 200
+                    push *= 2
             elif not has_loosened and hope > _WORTH_LOOSENING * self.baseline.cost:
                 has_loosened = True
                 surplus += int(over * 0.7)
@@ -331,7 +334,8 @@ class Workbench:
         sought = self._sought[-1]
         if pool < sought.least_pool:
             return None
-        starts = self._starts(room) if starts is None else starts
+        if starts is None:
+            starts = nearest(self.candidates, self.profile, room)
         planned = self._timed(
             lambda: self.planner.plan(self.problem, pool, effort, starts)
         )
@@ -339,14 +343,6 @@ class Workbench:
             sought.in_vain = planned
             return None
         return planned
-
-    def _starts(self, room: int) -> list[Positions]:
-        """The nearest known plans, above and below `room` bytes of temporaries."""
-        mine = (c for c in self.candidates if c.profile is self.profile)
-        known = sorted(mine, key=lambda c: c.predicted)
-        above = [c.positions for c in known if c.predicted > room]
-        below = [c.positions for c in known if c.predicted <= room]
-        return above[:1] + below[-1:]
 
     def _packed(self, schedule: Schedule) -> int:
         return packed(self.problem, schedule).peak + self.profile.standing
@@ -372,6 +368,7 @@ class Workbench:
             counted + called if counted else 0.0,
         )
         self.candidates.append(candidate)
+        self._sought[-1].learn(candidate)
         return candidate
 
     def _fitting(self, budget: int) -> list[Candidate]:
