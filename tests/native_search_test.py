@@ -13,7 +13,9 @@ from retention_test import BY_EYE
 from validate_test import random_problem
 
 from coop_jax._planning import crew, library
+from coop_jax._planning.buffer_assignment import assign, schedule_buffers
 from coop_jax._planning.native_search import NativeSearch
+from coop_jax._planning.packed_size import packed_size
 from coop_jax._planning.planned import Effort, Planned
 from coop_jax._planning.planner import plan, program_order, smallest
 from coop_jax._planning.refine import LocalSearch
@@ -90,6 +92,15 @@ def test_every_step_is_the_same(
             start = native.refine(reached, EFFORT)
             assert start == python.refine(reached, EFFORT)
             assert native.moves_left == python.moves_left
+
+
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 60), at=st.integers(0, 61))
+def test_packed_sizes_are_the_same(seed: int, length: int, at: int) -> None:
+    problem = random_problem(seed, length)
+    buffers = schedule_buffers(problem, problem.program_order)
+    for watersheds in ((), (at,), (at, at + 1)):
+        expected = assign(buffers, problem.alignment, watersheds).peak
+        assert packed_size(problem, problem.program_order, watersheds) == expected
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Planned]) -> Planned:

@@ -42,9 +42,13 @@ def test_where_only_the_smallest_fits_plans_start_from_it():
 
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, {0}), (0.8, {0, 5})])
 def test_only_where_xla_adds_much_the_floor_is_sought_twice(
-    monkeypatch: pytest.MonkeyPatch, share: float, rounds: set[int]
+    share: float, rounds: set[int]
 ):
     asked = set()
+
+    def smallest(problem, effort, known):
+        found = PLANNERS["coop"].smallest(problem, effort, known)
+        return replace(found, size=int(share * found.size))
 
     def plan(problem, pool, effort, starts):
         asked.add(effort.rounds)
@@ -52,9 +56,7 @@ def test_only_where_xla_adds_much_the_floor_is_sought_twice(
         return replace(found, positions=starts[0])
 
     bench = workbench()
-    bench.planner = Planner(plan, PLANNERS["coop"].smallest)
-    packed = bench._packed
-    monkeypatch.setattr(bench, "_packed", lambda order: int(share * packed(order)))
+    bench.planner = Planner(plan, smallest)
     bench.floor(QUICK)
     assert asked == rounds
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._measure import MemoryUse
-from .._planning.buffer_assignment import packed
+from .._planning.packed_size import packed_size
 from .._planning.planner import Planned, Positions
 from .._planning.types import Schedule
 from .._program.cost import TRANSCENDENTAL, program_flops
@@ -106,9 +106,9 @@ class Sought:
         Near the smallest programs little decides how buffers are packed.
         """
         problem = self.profile.problem
-        without = replace(problem, has_watershed=False)
-        size = packed(without, candidate.schedule).peak + self.profile.standing
+        size = packed_size(problem, candidate.schedule) + self.profile.standing
         if candidate.predicted < size <= candidate.memory.temp:
+            without = replace(problem, has_watershed=False)
             self.profile = replace(self.profile, problem=without)
             self.least_pool, self.in_vain = 1, None
 

@@ -25,10 +25,9 @@ from .._errors import BudgetError
 from .._measure import memory_use
 from .._native.inplace import InPlace
 from .._plan import Plan, fingerprint
-from .._planning.buffer_assignment import packed
 from .._planning.planner import Effort, Planned, Positions
 from .._planning.policies import PLANNERS
-from .._planning.types import Problem, Schedule
+from .._planning.types import Problem
 from .._program.origin import origin_of
 from .._program.profile import Profile, named_buffers, profile
 from .._program.shards import communicates
@@ -267,11 +266,10 @@ class Workbench:
             over = candidate.memory.temp - room
             hope = (candidate.cost - self.baseline.cost) * -over / room
             if over > 0:
-                if (
-                    candidate.profile is self.profile
-                ):  # Else as high, by what it taught.
-                    surplus += push * over + room // 200
-                    push *= 2
+                if candidate.profile is not self.profile:
+                    continue  # as high once more, by what it taught
+                surplus += push * over + room // 200
+                push *= 2
             elif not has_loosened and hope > _WORTH_LOOSENING * self.baseline.cost:
                 has_loosened = True
                 surplus += int(over * 0.7)
@@ -344,9 +342,6 @@ class Workbench:
             return None
         return planned
 
-    def _packed(self, schedule: Schedule) -> int:
-        return packed(self.problem, schedule).peak + self.profile.standing
-
     def _compile(self, planned: Planned) -> Candidate:
         for known in self.candidates:
             if known.profile is self.profile and known.positions == planned.positions:
@@ -362,7 +357,7 @@ class Workbench:
             memory_use(compiled),
             planned.schedule,
             planned.positions,
-            self._packed(planned.schedule),
+            planned.size + self.profile.standing,
             planned.cost,
             self.profile,
             counted + called if counted else 0.0,

@@ -11,6 +11,7 @@ The call starts after all that comes before the watershed, and what comes behind
 after it: both pass barriers together with a byte that it reads and one that it makes.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -19,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._planning.buffer_assignment import assign, schedule_buffers, watersheds
+from .._planning.buffer_assignment import schedule_buffers, watersheds
+from .._planning.packed_size import packed_size
 from .._planning.types import OpId, Problem
 
 _TARGET = "AllocateBuffer"
@@ -77,13 +79,17 @@ def _chosen(
     The planner's place may be inside a part. Then it is the start of one of the nearest
     with which the block is smallest.
     """
-    starts = list(accumulate(map(len, parts), initial=0))[:-1]
-    buffers = schedule_buffers(problem, tuple(chain.from_iterable(parts)))
+    schedule = tuple(chain.from_iterable(parts))
+    buffers = schedule_buffers(problem, schedule)
     wanted = watersheds(problem, buffers)
     if not wanted:
         return None, 0
-    below = [start for start in starts if start <= wanted[0]]
-    above = [start for start in starts if start > wanted[0]]
-    near = below[-_NEAREST:] + above[:_NEAREST]
-    found = assign(buffers, problem.alignment, near).watershed
-    return None if found is None else starts.index(found), len(buffers)
+    starts = list(accumulate(map(len, parts), initial=0))[:-1]
+    behind = bisect_right(starts, wanted[0])
+    sizes = {
+        part: packed_size(problem, schedule, starts[part : part + 1])
+        for part in range(max(0, behind - _NEAREST), behind + _NEAREST)
+    }
+    best = min(sizes, key=sizes.__getitem__)
+    gains = sizes[best] < packed_size(problem, schedule)
+    return best if gains else None, len(buffers)

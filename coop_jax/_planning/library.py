@@ -32,6 +32,7 @@ def library() -> Any:
             "package again in this environment"
         )
     loaded.coop_jax_search_open.restype = ctypes.c_void_p
+    loaded.coop_jax_packed_size.restype = ctypes.c_int64
     return loaded
 
 

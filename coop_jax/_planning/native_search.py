@@ -15,7 +15,7 @@ from .library import library
 from .planned import Effort, Planned, Positions, most_moves
 from .refine import refinement_rounds
 from .retention import movability
-from .types import Problem
+from .types import Problem, Schedule
 
 
 class _Ragged(ctypes.Structure):
@@ -168,6 +168,20 @@ class _Arrays:
             has_watershed=problem.has_watershed,
             cost=sum(op.cost for op in ops),
         )
+
+
+def native_packed_size(
+    problem: Problem, schedule: Schedule, watersheds: Sequence[int]
+) -> int:
+    """`packed_size` by the native library; see there."""
+    arrays = _Arrays()
+    return library().coop_jax_packed_size(
+        ctypes.byref(arrays.problem(problem)),
+        ctypes.c_void_p(arrays.array(schedule, np.int32)),
+        ctypes.c_int64(len(schedule)),
+        ctypes.c_void_p(arrays.array(watersheds, np.int32)),
+        ctypes.c_int64(len(watersheds)),
+    )
 
 
 def _planned(arrays: _PlannedArrays, ops: int) -> Planned:

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "min_cut.h"
+#include "packing.h"
 #include "search.h"
 
 #define COOP_EXPORT extern "C" __attribute__((visibility("default")))
@@ -168,6 +169,13 @@ COOP_EXPORT void coop_jax_search_refine(void* session, Limits* limits,
       [rounds, seconds](coop_jax::Search* search, const Planned& start) {
         return search->Refine(start, rounds, seconds);
       });
+}
+
+COOP_EXPORT int64_t coop_jax_packed_size(const ProblemArrays* arrays,
+                                         const int32_t* schedule, int64_t steps,
+                                         const int32_t* watersheds, int64_t count) {
+  return coop_jax::PackedSize(ReadProblem(*arrays), {schedule, schedule + steps},
+                              std::vector<int32_t>(watersheds, watersheds + count));
 }
 
 // A capacity is high * 2^32 + low. `side` gets a 1 for each node on the source's side.

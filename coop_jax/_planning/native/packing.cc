@@ -207,6 +207,14 @@ int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
 }  // namespace
 
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
+  if (!problem.has_watershed) return PackedSize(problem, schedule, {});
+  const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
+  const int32_t fullest = Fullest(buffers, static_cast<int32_t>(schedule.size()) + 1);
+  return PackedSize(problem, schedule, {fullest, fullest + 1});
+}
+
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
+                   const std::vector<int32_t>& watersheds) {
   const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
   const int32_t positions = static_cast<int32_t>(schedule.size()) + 1;
   std::vector<int32_t> order(buffers.size());
@@ -226,9 +234,7 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
   };
   int64_t least = pack_by(by_size, std::numeric_limits<int64_t>::max());
   least = pack_by(by_duration, least);
-  if (!problem.has_watershed || buffers.empty()) return least;
-  const int32_t fullest = Fullest(buffers, positions);
-  for (const int32_t watershed : {fullest, fullest + 1}) {
+  for (const int32_t watershed : watersheds) {
     const auto across_first = [&](const Buffer& buffer) {
       const bool crosses = buffer.start < watershed && watershed < buffer.end;
       return std::tuple_cat(std::make_tuple(crosses), by_duration(buffer));

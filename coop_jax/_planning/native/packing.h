@@ -12,6 +12,10 @@ namespace coop_jax {
 // The peak of `packed(problem, schedule)`, buffer_assignment.py.
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule);
 
+// That of `assign(schedule_buffers(problem, schedule), ..., watersheds)`.
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
+                   const std::vector<int32_t>& watersheds);
+
 }  // namespace coop_jax
 
 #endif  // COOP_JAX_PLANNING_NATIVE_PACKING_H_
