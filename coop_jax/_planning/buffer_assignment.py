@@ -26,6 +26,9 @@ import numpy as np
 
 from .types import LiveRange, OpId, Problem, Schedule, ValueId
 
+_WORTH = 100
+"""What a watershed takes less at least, as a part of the block: 1 / 100."""
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -66,7 +69,7 @@ def assign(
       buffers: what to place; ties keep this order, as XLA's keep that of its values.
       alignment: offsets are multiples of it, bytes (64 on CPU, 256 on GPU).
       watersheds: positions in front of one of which the clock may be put forward, if
-        the block is smaller for it.
+        the block is a hundredth smaller for it.
     """
     sizes = [buffer.size for buffer in buffers]
     durations = _durations(buffers)
@@ -74,16 +77,30 @@ def assign(
     def by_duration(i: int, watershed: int) -> tuple[bool, int, int]:
         return not _crosses(buffers[i], watershed), -durations[i], -sizes[i]
 
+    def pack(order: Sequence[int], at: int | None = None) -> _Packing:
+        return (*_pack(buffers, order, alignment), at)
+
     numbers = range(len(buffers))
     spatial = sorted(numbers, key=lambda i: (-sizes[i], -durations[i]))
     temporal = sorted(numbers, key=lambda i: (-durations[i], -sizes[i]))
-    orders: list[tuple[Sequence[int], int | None]] = [(spatial, None), (temporal, None)]
-    for at in watersheds:
-        orders.append((sorted(numbers, key=lambda i: by_duration(i, at)), at))
-    packings = ((*_pack(buffers, order, alignment), at) for order, at in orders)
     # Of equal peaks XLA keeps the first.
-    offsets, peak, watershed = min(packings, key=lambda packing: packing[1])
+    plain = min(pack(spatial), pack(temporal), key=_peak)
+    across = [
+        pack(sorted(numbers, key=lambda i: by_duration(i, at)), at) for at in watersheds
+    ]
+    found = min((plain, *across), key=_peak)
+    if _peak(found) > _peak(plain) - _peak(plain) // _WORTH:
+        found = plain
+    offsets, peak, watershed = found
     return Assignment(tuple(offsets), peak, live_peak(buffers), watershed)
+
+
+type _Packing = tuple[list[int], int, int | None]
+"""Offsets, peak, watershed."""
+
+
+def _peak(packing: _Packing) -> int:
+    return packing[1]
 
 
 def packed(problem: Problem, schedule: Schedule) -> Assignment:

@@ -8,6 +8,9 @@
 namespace coop_jax {
 namespace {
 
+// What a watershed takes less at least, as a part of the block: 1 / 100.
+constexpr int64_t kWorth = 100;
+
 struct Buffer {
   int64_t size;
   // Half-open range of positions in the schedule.
@@ -232,8 +235,10 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
   const auto by_duration = [&](const Buffer& buffer) {
     return std::make_tuple(events[buffer.end] - events[buffer.start], buffer.size);
   };
-  int64_t least = pack_by(by_size, std::numeric_limits<int64_t>::max());
-  least = pack_by(by_duration, least);
+  int64_t plain = pack_by(by_size, std::numeric_limits<int64_t>::max());
+  plain = pack_by(by_duration, plain);
+  const int64_t too_much = plain - plain / kWorth + 1;
+  int64_t least = too_much;
   for (const int32_t watershed : watersheds) {
     const auto across_first = [&](const Buffer& buffer) {
       const bool crosses = buffer.start < watershed && watershed < buffer.end;
@@ -241,7 +246,7 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
     };
     least = pack_by(across_first, least);
   }
-  return least;
+  return least < too_much ? least : plain;
 }
 
 }  // namespace coop_jax
