@@ -5,13 +5,10 @@ from dataclasses import replace
 import jax
 import pytest
 from small_step import SHAPES, train_step
-from validate_test import random_problem
 
-from coop_jax._fitting.candidate import Sought
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.solve import Workbench
 from coop_jax._planning import planner
-from coop_jax._planning.buffer_assignment import packed
 from coop_jax._planning.planner import Effort
 from coop_jax._planning.policies import PLANNERS, Planner
 
@@ -121,60 +118,6 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
         room - bench.profile.standing - 1000,
         room - bench.profile.standing,
     ]
-
-
-def packed_better_across_a_watershed():
-    """A problem, its packed size in program order, and that without a watershed."""
-    for seed in range(60):
-        problem = random_problem(seed, 40, alignment=1)
-        order, may = problem.program_order, replace(problem, has_watershed=True)
-        if (size := packed(may, order).peak) < (other := packed(problem, order).peak):
-            return may, size, other
-    raise AssertionError("none of 60")
-
-
-def test_a_watershed_that_xla_packs_no_better_for_is_given_up():
-    problem, size, without = packed_better_across_a_watershed()
-    bench = workbench()
-    profile = replace(bench.profile, problem=problem, standing=7)
-    written = bench.baseline
-
-    def learned(predicted: int, measured: int) -> Sought:
-        sought = Sought(profile, least_pool=99)
-        memory = replace(written.memory, temp=measured)
-        candidate = replace(
-            written, schedule=problem.program_order, predicted=predicted, memory=memory
-        )
-        sought.learn(candidate)
-        return sought
-
-    given_up = learned(size + 7, without + 7)
-    assert not given_up.profile.problem.has_watershed and given_up.least_pool == 1
-    for kept in (
-        learned(size + 7, size + 7),
-        learned(size + 7, without + 6),
-        # Or one that the plan did without.
-        learned(without + 7, without + 9),
-    ):
-        assert kept.profile is profile and kept.least_pool == 99
-
-
-@pytest.mark.parametrize("has_learned", [False, True])
-def test_after_a_miss_the_aim_is_lower_but_for_what_it_taught(has_learned: bool):
-    bench, aims = workbench(), list[int]()
-    room = bench.unplanned.temp // 2
-    written = bench.baseline
-    taught = replace(written.profile) if has_learned else written.profile
-
-    def attempt(aim: int, room: int, effort: Effort):
-        aims.append(aim)
-        temp = room + 100 if len(aims) == 1 else room
-        memory = replace(written.memory, temp=temp)
-        return replace(written, memory=memory, profile=taught)
-
-    bench._try = attempt
-    bench._approach(room, QUICK)
-    assert (aims[1] == aims[0]) == has_learned and aims[1] <= aims[0]
 
 
 if __name__ == "__main__":

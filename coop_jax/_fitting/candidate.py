@@ -2,11 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .._measure import MemoryUse
-from .._planning.packed_size import packed_size
 from .._planning.planner import Planned, Positions
 from .._planning.types import Schedule
 from .._program.cost import TRANSCENDENTAL, program_flops
@@ -91,7 +90,7 @@ class Sought:
     """How far down plans of one profile were sought.
 
     Attributes:
-      profile: the step with in-place calls or without; with a watershed or without.
+      profile: the step with in-place calls or without.
       least_pool: smallest pool reached, if it was looked for.
       in_vain: where planning ended that reached no pool small enough.
     """
@@ -99,18 +98,6 @@ class Sought:
     profile: Profile
     least_pool: int = 1
     in_vain: Planned | None = None
-
-    def learn(self, candidate: Candidate) -> None:
-        """From a program of this profile: no watershed if XLA packs no better for it.
-
-        Near the smallest programs little decides how buffers are packed.
-        """
-        problem = self.profile.problem
-        size = packed_size(problem, candidate.schedule) + self.profile.standing
-        if candidate.predicted < size <= candidate.memory.temp:
-            without = replace(problem, has_watershed=False)
-            self.profile = replace(self.profile, problem=without)
-            self.least_pool, self.in_vain = 1, None
 
     @property
     def least_temp(self) -> int:

@@ -6,7 +6,7 @@ once and measured.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .._errors import PlanError
@@ -85,8 +85,7 @@ def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
             "this plan cannot be used for this step",
             ["Its operations are not those that the step is grouped into here."],
         )
-    problem = replace(found.problem, has_watershed=plan.problem.has_watershed)
-    return emit(replace(found, problem=problem), plan.positions)
+    return emit(found, plan.positions)
 
 
 def _shape(problem: Problem) -> Any:

@@ -266,8 +266,6 @@ class Workbench:
             over = candidate.memory.temp - room
             hope = (candidate.cost - self.baseline.cost) * -over / room
             if over > 0:
-                if candidate.profile is not self.profile:
-                    continue  # as high once more, by what it taught
                 surplus += push * over + room // 200
                 push *= 2
             elif not has_loosened and hope > _WORTH_LOOSENING * self.baseline.cost:
@@ -363,7 +361,6 @@ class Workbench:
             counted + called if counted else 0.0,
         )
         self.candidates.append(candidate)
-        self._sought[-1].learn(candidate)
         return candidate
 
     def _fitting(self, budget: int) -> list[Candidate]:
