@@ -27,7 +27,7 @@ from coop_jax._fitting.overwritten import overwritten_operands
 from coop_jax._fitting.solve import Workbench
 from coop_jax._native import inplace as _inplace
 from coop_jax._planning.planner import Effort
-from coop_jax._planning.policies import PLANNERS
+from coop_jax._planning.policies import PLANNERS, Planner
 from coop_jax._program.profile import profile, scope
 
 needs_library = pytest.mark.skipif(
@@ -281,6 +281,34 @@ def test_of_the_smallest_with_calls_and_without_one_is_compiled(are_smaller) -> 
     assert sizes.keys() == {False, True}
     compiled = {bool(candidate.profile.calls) for candidate in bench.candidates}
     assert compiled == {are_smaller}
+
+
+@needs_library
+def test_before_a_budget_is_refused_the_other_smallest_is_compiled() -> None:
+    bench = workbench("auto")
+
+    def smallest(problem, effort, known):
+        found = PLANNERS["coop"].smallest(problem, effort, known)
+        if problem is not bench.baseline.profile.problem:
+            return found
+        # Smaller by the model, but what XLA makes of it is the step as written.
+        home = tuple((k,) for k in problem.program_order)
+        return dataclasses.replace(
+            found, size=1, positions=home, schedule=problem.program_order
+        )
+
+    def plan(problem, pool, effort, starts):
+        found = PLANNERS["coop"].plan(problem, pool, effort, starts)
+        return dataclasses.replace(found, fits=False)
+
+    bench.planner = Planner(plan, smallest)
+    budget = int(0.75 * bench.unplanned.total)
+    found = bench.fit(budget, Effort(rounds=2))
+    assert found.memory.total <= budget and found.profile.calls
+    assert {bool(candidate.profile.calls) for candidate in bench.candidates} == {
+        False,
+        True,
+    }
 
 
 @needs_library

@@ -17,7 +17,7 @@ from coop_jax._planning.types import Problem
 
 def where(problem: Problem, parts: Sequence[Sequence[int]]) -> int | None:
     """The first part that the watershed is in front of."""
-    watershed = Watershed(problem, parts)
+    watershed = Watershed(problem, parts, range(len(parts)))
     return next((i for i in range(len(parts)) if watershed.is_at(i)), None)
 
 
@@ -66,6 +66,17 @@ def test_there_is_none_where_it_gains_nothing_or_xla_runs_what_it_is_made_of(
     for problem in problems:
         parts = [[op] for op in problem.program_order]
         assert where(replace(problem, has_watershed=False), parts) is None
+        assert Watershed(problem, parts, []).is_at(0) is False
+    plain = 0
+    for seed in range(20):
+        problem = replace(random_problem(seed, 40, alignment=1), has_watershed=True)
+        parts = [[op] for op in problem.program_order]
+        at = where(problem, parts)
+        size = packed(problem, problem.program_order)
+        if at is None:
+            plain += 1
+            assert size.watershed is None
+    assert plain > 3
     assert where(Problem((), (), has_watershed=True), []) is None
 
 
@@ -74,7 +85,7 @@ def test_more_buffers_come_and_go_than_there_are_and_in_between(problems) -> Non
     parts = [[op] for op in problem.program_order]
 
     def step(x):
-        watershed = Watershed(problem, parts)
+        watershed = Watershed(problem, parts, range(len(parts)))
         (x,) = watershed.pass_over([jnp.sin(x)])
         x, byte = lax.optimization_barrier((x, watershed.touched()))
         watershed.passed(byte)

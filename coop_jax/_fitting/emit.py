@@ -101,7 +101,6 @@ class _Emission:
         self.shared = self._compute_shared()
         self.last_read: dict[Variable, int] = {}
         self.overwritten: dict[tuple[int, OpId], int] = {}
-        self.watershed = Watershed(profile.problem, ())
         self.done: set[OpId] = set()
         self.small = small_size(profile.problem)
         self.shelf = Shelf(profile)
@@ -122,7 +121,8 @@ class _Emission:
 
     def run(self, parts: Sequence[Sequence[OpId]]) -> list[Any]:
         self.overwritten = overwritten_operands(self.profile, parts)
-        self.watershed = Watershed(self.profile.problem, parts)
+        tied = [i for i, part in enumerate(parts) if self._are_large(part)][1:]
+        self.watershed = Watershed(self.profile.problem, parts, tied)
         reads = [self._outside_reads(part) for part in parts]
         self.last_read = {v: i for i, read in enumerate(reads) for v in read}
         outputs = (a for a in self.program.outputs if not isinstance(a, Literal))
@@ -135,7 +135,7 @@ class _Emission:
     def _run_part(
         self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
     ) -> None:
-        is_large = any(self._is_large(op) for op in part)
+        is_large = self._are_large(part)
         taken = [v for v in reads if self.shelf.holds(v)]
         local = {v: self.env[v] for v in reads if v not in taken}
         literals: dict[Place, Any] = {}
@@ -165,6 +165,9 @@ class _Emission:
             reads |= dict.fromkeys(v for v in unit.inputs if v not in made)
             made |= set(self.program.equations[unit.root].outputs)
         return list(reads)
+
+    def _are_large(self, part: Sequence[OpId]) -> bool:
+        return any(self._is_large(op) for op in part)
 
     def _is_large(self, op: OpId) -> bool:
         problem = self.profile.problem

@@ -9,8 +9,8 @@
     bisect     between the floor and the nearest miss; aim anew if nothing missed
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
-with in-place calls, if those can be compiled; the smallest with calls and without, and
-compiled is what the model says is smaller.
+with in-place calls, if those can be compiled. The smallest is planned with calls and
+without; the smaller by the model is compiled, the other if a budget is else refused.
 
 Everything compiled for a step is remembered (`Workbench.candidates`), so that a second
 budget starts from what the first one taught, and a cheaper program that fits is never
@@ -123,6 +123,8 @@ class Workbench:
                 if all(c.memory.temp <= room for c in self.candidates):
                     self._approach(room, effort)
                 self._bisect(room, effort)
+            if not self._fitting(budget):
+                self._seek_other_floor(room, effort)
         fitting = self._fitting(budget)
         if not fitting:
             raise self.infeasible(budget, effort)
@@ -135,10 +137,10 @@ class Workbench:
             if self._has_choice:
                 self._plan_calls()
             # With in-place calls and without: either may reach further down.
-            plans = [self._smallest(sought, effort) for sought in self._sought]
-            chosen = min(range(len(plans)), key=lambda i: self._sought[i].least_temp)
-            self._sought.append(self._sought.pop(chosen))
-            self._seek_floor(plans[chosen], effort)
+            for sought in self._sought:
+                self._plan_smallest(sought, effort)
+            self._sought.sort(key=lambda sought: -sought.least_temp)
+            self._seek_floor(effort)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
@@ -161,14 +163,22 @@ class Workbench:
                 break
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
-    def _smallest(self, sought: Sought, effort: Effort) -> Planned:
+    def _plan_smallest(self, sought: Sought, effort: Effort) -> None:
         stage("looking for the smallest plan")
         problem, smallest = sought.profile.problem, self.planner.smallest
-        planned = self._timed(lambda: smallest(problem, effort, sought.in_vain))
-        sought.least_pool = planned.size
-        return planned
+        found = self._timed(lambda: smallest(problem, effort, sought.in_vain))
+        sought.least_pool, sought.smallest = found.size, found
 
-    def _seek_floor(self, least: Planned, effort: Effort) -> None:
+    def _seek_other_floor(self, room: int, effort: Effort) -> None:
+        """Compiles the larger of two smallest plans too, if it may fit."""
+        other = self._sought[0]
+        if len(self._sought) > 1 and other.smallest and other.least_temp <= room:
+            self._sought.append(self._sought.pop(0))
+            self._seek_floor(effort)
+
+    def _seek_floor(self, effort: Effort) -> None:
+        least, self._sought[-1].smallest = self._sought[-1].smallest, None
+        assert least is not None
         found, known = self._compile(least), [least.positions]
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from .._fitting.emit import emit
-from .._planning.buffer_assignment import packed
+from .._planning.packed_size import packed_size
 from .._planning.planner import Effort, Positions, plan, smallest
 from .._planning.types import Problem
 from .._planning.validate import live_bytes
@@ -313,7 +313,8 @@ def _in_order(
 
 
 def _packed(problem: Problem) -> int:
-    return packed(problem, problem.program_order).peak
+    """Bytes of the program as written, which has no watershed."""
+    return packed_size(problem, problem.program_order)
 
 
 def _profile(body: Program, buffers: Sequence[OwnedBuffer], platform: str) -> Profile:

@@ -26,8 +26,8 @@ import numpy as np
 
 from .types import LiveRange, OpId, Problem, Schedule, ValueId
 
-_WORTH = 100
-"""What a watershed takes less at least, as a part of the block: 1 / 100."""
+_LEAST_GAIN = 100
+"""Of this many bytes of the block, what a watershed saves is at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,10 @@ class Assignment:
         return self.peak - self.live_peak
 
 
+type _Packing = tuple[list[int], int, int | None]
+"""Offsets, peak, watershed."""
+
+
 def assign(
     buffers: Sequence[Buffer], alignment: int = 64, watersheds: Sequence[int] = ()
 ) -> Assignment:
@@ -74,7 +78,7 @@ def assign(
     sizes = [buffer.size for buffer in buffers]
     durations = _durations(buffers)
 
-    def by_duration(i: int, watershed: int) -> tuple[bool, int, int]:
+    def across_first(i: int, watershed: int) -> tuple[bool, int, int]:
         return not _crosses(buffers[i], watershed), -durations[i], -sizes[i]
 
     def pack(order: Sequence[int], at: int | None = None) -> _Packing:
@@ -86,17 +90,14 @@ def assign(
     # Of equal peaks XLA keeps the first.
     plain = min(pack(spatial), pack(temporal), key=_peak)
     across = [
-        pack(sorted(numbers, key=lambda i: by_duration(i, at)), at) for at in watersheds
+        pack(sorted(numbers, key=lambda i: across_first(i, at)), at)
+        for at in watersheds
     ]
     found = min((plain, *across), key=_peak)
-    if _peak(found) > _peak(plain) - _peak(plain) // _WORTH:
+    if _peak(found) > _peak(plain) - _peak(plain) // _LEAST_GAIN:
         found = plain
     offsets, peak, watershed = found
     return Assignment(tuple(offsets), peak, live_peak(buffers), watershed)
-
-
-type _Packing = tuple[list[int], int, int | None]
-"""Offsets, peak, watershed."""
 
 
 def _peak(packing: _Packing) -> int:

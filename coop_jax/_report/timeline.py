@@ -16,7 +16,7 @@ Each buffer belongs to one category:
 
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,12 +126,17 @@ class Timeline:
 
 def after(plan: "Plan") -> Timeline:
     """The planned program."""
-    return _timeline(plan, plan.schedule)
+    return _timeline(plan if plan.positions else _as_written(plan), plan.schedule)
 
 
 def before(plan: "Plan") -> Timeline:
     """The program as it was written."""
-    return _timeline(plan, plan.problem.program_order)
+    return _timeline(_as_written(plan), plan.problem.program_order)
+
+
+def _as_written(plan: "Plan") -> "Plan":
+    """A plan of the program as it was written, which has no watershed."""
+    return replace(plan, problem=replace(plan.problem, has_watershed=False))
 
 
 def places_of_program_order(plan: "Plan") -> list[int]:

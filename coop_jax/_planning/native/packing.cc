@@ -8,8 +8,8 @@
 namespace coop_jax {
 namespace {
 
-// What a watershed takes less at least, as a part of the block: 1 / 100.
-constexpr int64_t kWorth = 100;
+// Of this many bytes of the block, what a watershed saves is at least one.
+constexpr int64_t kLeastGain = 100;
 
 struct Buffer {
   int64_t size;
@@ -207,26 +207,18 @@ int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
                               alive.begin());
 }
 
-}  // namespace
-
-int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
-  if (!problem.has_watershed) return PackedSize(problem, schedule, {});
-  const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
-  const int32_t fullest = Fullest(buffers, static_cast<int32_t>(schedule.size()) + 1);
-  return PackedSize(problem, schedule, {fullest, fullest + 1});
-}
-
-int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
+// The size of the block, with a watershed in front of one of these places if that is worth
+// it. `steps`: of the schedule.
+int64_t PackedSize(const std::vector<Buffer>& buffers, size_t steps, int64_t alignment,
                    const std::vector<int32_t>& watersheds) {
-  const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
-  const int32_t positions = static_cast<int32_t>(schedule.size()) + 1;
+  const int32_t positions = static_cast<int32_t>(steps) + 1;
   std::vector<int32_t> order(buffers.size());
   const auto pack_by = [&](auto key, int64_t most) {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
       return key(buffers[a]) > key(buffers[b]);
     });
-    return Pack(buffers, order, positions, problem.alignment, most);
+    return Pack(buffers, order, positions, alignment, most);
   };
   const std::vector<int32_t> events = EventsBefore(buffers, positions);
   const auto by_size = [&](const Buffer& buffer) {
@@ -237,7 +229,7 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
   };
   int64_t plain = pack_by(by_size, std::numeric_limits<int64_t>::max());
   plain = pack_by(by_duration, plain);
-  const int64_t too_much = plain - plain / kWorth + 1;
+  const int64_t too_much = plain - plain / kLeastGain + 1;
   int64_t least = too_much;
   for (const int32_t watershed : watersheds) {
     const auto across_first = [&](const Buffer& buffer) {
@@ -247,6 +239,24 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
     least = pack_by(across_first, least);
   }
   return least < too_much ? least : plain;
+}
+
+}  // namespace
+
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
+  const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
+  std::vector<int32_t> watersheds;
+  if (problem.has_watershed) {
+    const int32_t fullest = Fullest(buffers, static_cast<int32_t>(schedule.size()) + 1);
+    watersheds = {fullest, fullest + 1};
+  }
+  return PackedSize(buffers, schedule.size(), problem.alignment, watersheds);
+}
+
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
+                   const std::vector<int32_t>& watersheds) {
+  return PackedSize(ScheduleBuffers(problem, schedule), schedule.size(),
+                    problem.alignment, watersheds);
 }
 
 }  // namespace coop_jax
