@@ -39,12 +39,17 @@ def abstract():
     return [weight] * LAYERS, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
 
 
-@pytest.mark.gpu
-def test_a_step_fits_and_agrees_on_a_gpu() -> None:
+def gpu() -> Any:
+    """One that is at hand."""
     try:
-        device = jax.devices("gpu")[0]
+        return jax.devices("gpu")[0]
     except RuntimeError:
         pytest.skip("no GPU at hand")
+
+
+@pytest.mark.gpu
+def test_a_step_fits_and_agrees_on_a_gpu() -> None:
+    device = gpu()
     keys = jax.random.split(jax.random.key(0), LAYERS + 1)
     weights = [jax.random.normal(k, (WIDTH, WIDTH)) / 16 for k in keys[1:]]
     x = jax.random.normal(keys[0], (ROWS, WIDTH))
@@ -172,10 +177,7 @@ def test_described_what_is_alive_across_the_watershed_is_placed_first() -> None:
 
 @pytest.mark.gpu
 def test_a_step_with_a_watershed_agrees_on_a_gpu() -> None:
-    try:
-        device = jax.devices("gpu")[0]
-    except RuntimeError:
-        pytest.skip("no GPU at hand")
+    device = gpu()
     keys = iter(jax.random.split(jax.random.key(0), 25))
     weights = [
         tuple(jax.random.normal(next(keys), shape) / 32 for shape in (UP, DOWN))

@@ -54,7 +54,6 @@ class Watershed:
 
     def pass_over(self, before: Sequence[jax.Array]) -> list[jax.Array]:
         """Puts the clock forward once `before` is there; returns it from behind."""
-        self._part = None
         *behind, byte = lax.optimization_barrier([*before, jnp.zeros(1, jnp.uint8)])
         for _ in range(0, _MORE_BUFFERS * self._buffers, _RESULTS):
             byte, *_ = _call(byte, _RESULTS)
