@@ -114,6 +114,38 @@ def test_nothing_overwrites_what_xla_wrote_in_another_shape() -> None:
     assert memory.temp >= 2 * 2 * 8 * 8 * 16 * 4
 
 
+def test_a_sum_onto_a_convolution_in_its_library_call_is_written_elsewhere() -> None:
+    """Unlike one onto a product, which XLA writes where the other operand is."""
+    images, by_nine = float32(2, 8, 8, 16), float32(3, 3, 16, 16)
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def convolved(x, kernel):
+        start = jnp.tanh(x)
+        return jnp.cumsum(
+            start
+            + jax.lax.conv_general_dilated(
+                jnp.sin(x), kernel, (1, 1), "SAME", dimension_numbers=layout
+            )
+        )
+
+    def multiplied(x, kernel):
+        return jnp.cumsum(jnp.tanh(x) + jnp.sin(x) @ kernel[0, 0])
+
+    overwrites = {}
+    for function, call in (
+        (convolved, "conv_general_dilated"),
+        (multiplied, "dot_general"),
+    ):
+        step = profiled(function, images, by_nine)[1]
+        size = 2 * 8 * 8 * 16 * 4
+        written = [owned(step, name, size) for name in ("tanh", call)]
+        found = profile(step.program, written, 0, "gpu")
+        assert call in inlined(found, "add")
+        overwrites[call] = found.problem.ops[ops(found).index("add")].in_place
+    assert not overwrites["conv_general_dilated"]
+    assert overwrites["dot_general"]
+
+
 def test_what_is_updated_in_place_takes_and_gives_no_bytes_elementwise() -> None:
     def updated(x, w, rows, i):
         start = jnp.tanh(x @ w)
@@ -447,6 +479,23 @@ def test_room_that_xla_found_in_an_argument_is_still_needed() -> None:
     elsewhere = dataclasses.replace(borrowed, allocation=3, is_temporary=False)
     found = profile(step.program, [borrowed, elsewhere], 0, "cpu")
     assert found.problem.ops[-1].workspace == 2 * 4096
+
+
+def test_products_that_xla_made_one_call_take_no_bytes_of_each_other() -> None:
+    step = profiled(lambda x, y, w: (x @ w, y @ w), SQUARE, SQUARE, SQUARE)[1]
+    both = owned(step, "dot_general", 2 * 64 * 64 * 4, is_viewed=True)
+    beside = dataclasses.replace(both, size=4096, offset=1 << 20)
+    found = profile(step.program, [both, beside], 0, "gpu")
+    assert [op.workspace for op in found.problem.ops] == [4096, 0]
+
+
+def test_what_xla_made_of_constants_for_each_reader_is_made_once() -> None:
+    step = profiled(lambda x: jnp.cumsum(x @ jnp.full((64, 64), 2.0)), SQUARE)[1]
+    one = owned(step, "broadcast_in_dim", 64 * 64 * 4)
+    other = dataclasses.replace(one, offset=1 << 20)
+    found = profile(step.program, [one, other], 0, "gpu")
+    at = ops(found).index("broadcast_in_dim")
+    assert found.problem.ops[at].workspace == 0
 
 
 def test_what_is_turned_around_for_a_product_counts_to_the_product() -> None:

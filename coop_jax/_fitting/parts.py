@@ -13,7 +13,7 @@ into it, where no barrier is in between.
 from collections.abc import Sequence, Set
 from itertools import accumulate, chain
 
-from .._planning.types import OpId, Problem
+from .._planning.types import OpId, Problem, ValueId
 from .._planning.validate import live_bytes, live_ranges
 
 type Positions = Sequence[Sequence[int]]
@@ -51,7 +51,8 @@ def joined(
     """Parts put together while they fit the plan's own peak in whatever order they run.
 
     What a joined part makes is all taken to be alive at once, with all that was alive
-    before it. What runs twice does so in two parts: XLA would merge it with itself.
+    before it. What runs twice does so in two parts: XLA would merge it with itself. An
+    update of what a part reads for something else goes into the next.
 
     Args:
       problem: what is planned.
@@ -61,7 +62,9 @@ def joined(
     """
     most = max(live_bytes(problem, tuple(chain(*parts))), default=0)
     before = _before(problem, parts)
+    updates = overwriting(problem)
     found: list[list[OpId]] = []
+    late: list[OpId] = []
     inside, held, workspace, is_open = set[OpId](), 0, 0, False
     for part, alive in zip(parts, before, strict=True):
         can_join = apart.isdisjoint(part)
@@ -71,13 +74,31 @@ def joined(
         made += sum(problem.ops[op].workspace for op in part if op in spreading)
         needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
-        if not (is_open and can_join and fits and inside.isdisjoint(part)):
-            found.append([])
-            inside, held, workspace = set(), alive, 0
-        found[-1] += part
+        if is_open and can_join and fits and inside.isdisjoint(part):
+            early = [op for op in part if _is_early(problem, updates, op, found[-1])]
+            found[-1] += [op for op in part if op not in early]
+            late += early
+        else:
+            waiting = sum(problem.values[v].size for v in _inputs(problem, late))
+            if late and alive + waiting + made + needed > most:
+                found.append(late)
+                late, waiting = [], 0
+            found.append([*late, *part])
+            inside, held, workspace, late = set(), alive + waiting, 0, []
         inside |= set(part)
         held, workspace, is_open = held + made, max(workspace, needed), can_join
-    return found
+    return [*found, late] if late else found
+
+
+def _is_early(
+    problem: Problem, updates: Set[OpId], op: OpId, part: Sequence[OpId]
+) -> bool:
+    """Whether the op updates what the part reads for something else."""
+    return op in updates and _is_read_aside(problem, op, part)
+
+
+def _inputs(problem: Problem, ops: Sequence[OpId]) -> set[ValueId]:
+    return {v for op in ops for v in problem.ops[op].inputs}
 
 
 def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:

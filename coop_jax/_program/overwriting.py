@@ -25,6 +25,7 @@ _UPDATES = {
 }  # fmt: skip
 """Equations that XLA makes in their first operand, or in a copy of it."""
 
+_CONVOLUTION = "conv_general_dilated"
 _OPAQUE = {"cond", "while"}
 _MOVING = {"concatenate", "rev", "transpose"}
 """Fusible equations that read elsewhere than they write."""
@@ -86,7 +87,9 @@ class Overwriting:
             operand = root.inputs[0]
             sources = [] if isinstance(operand, Literal) else [graph.resolve(operand)]
         elif root.primitive.name in SUMS and has_call(graph.equations, unit):
-            reads = graph.reads(unit.root)
+            # A convolution's library reads what it adds, and writes elsewhere.
+            is_convolved = any(self._name(k) == _CONVOLUTION for k in unit.inlined)
+            reads = [] if is_convolved else graph.reads(unit.root)
             sources = [v for v in reads if self._has_bytes_of(v, root)]
         else:
             return None

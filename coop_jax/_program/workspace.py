@@ -7,6 +7,9 @@ from .fusing import FUSIBLE, LAYOUTS
 from .hlo import OwnedBuffer
 from .units import Graph, Unit, has_call
 
+type Place = tuple[int, int, int]
+"""Allocation, offset and size."""
+
 type Owned = Mapping[int, Sequence[OwnedBuffer]]
 """Buffers by equation."""
 
@@ -37,15 +40,37 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
     # it adds to lies where that does.
     found.sort(key=lambda buffer: buffer.origin == "equation")
     distinct = {b.place: b for b in found}
+    again = _made_again(graph, unit, distinct.values())
     counted = []
     for buffer in distinct.values():
         if buffer.size in results and buffer.origin == "equation":
             results.remove(buffer.size)
+        elif buffer.place in again:
+            continue
         elif buffer.size in nameless and buffer.origin == "reader":
             nameless.remove(buffer.size)
         elif buffer.is_temporary or buffer.origin == "reader":
             counted.append(buffer)
     return covered(counted)
+
+
+def _made_again(graph: Graph, unit: Unit, buffers: Iterable[OwnedBuffer]) -> set[Place]:
+    """Places of what XLA made of several equations, or several times of this one.
+
+    Products that share an operand become one call, and what is read of nothing is made
+    for each kernel that reads it. Behind barriers neither happens.
+    """
+    root = graph.equations[unit.root]
+    if len(root.outputs) != 1:
+        return set()
+    size = graph.bytes(root.outputs[0])
+    written = [b for b in buffers if b.origin == "equation" and b.size >= max(size, 1)]
+    if not unit.inputs:
+        return {b.place for b in written if b.size == size}
+    if root.primitive.name != "dot_general" or any(b.size == size for b in written):
+        return set()
+    merged = [b for b in written if b.size % size == 0 and b.is_viewed]
+    return {b.place for b in merged[:1]}
 
 
 def without_starts(graph: Graph, units: Iterable[Unit], owned: Owned) -> Owned:
