@@ -73,9 +73,10 @@ def test_an_update_goes_into_the_part_after_what_reads_the_weight() -> None:
         values = (*UPDATE.values, Value("last", last, is_output=True))
         return joined(Problem(ops, values), cut, apart={4})
 
-    assert parts_before(50) == [[0, 1, 2], [3, 4]]
+    # With the momentum, which it reads: XLA makes one kernel of both.
+    assert parts_before(50) == [[0, 2], [1, 3, 4]]
     # With "last" in the pool nothing else has room: the gradient cannot wait for it.
-    assert parts_before(200) == [[0, 1, 2], [3], [4]]
+    assert parts_before(200) == [[0, 2], [1, 3], [4]]
 
 
 def test_an_array_written_before_all_else_of_a_part_fits_beside_all_it_makes() -> None:

@@ -176,21 +176,6 @@ def test_described_what_is_alive_across_the_watershed_is_placed_first() -> None:
     assert temp[True] < 1.001 * half < temp[False]
 
 
-def gelu_step(state, x):
-    """Adam waits for nothing: its updates come right after their gradients."""
-
-    def loss_of(weights):
-        y = x
-        for up, down in weights:
-            y = y + jax.nn.gelu(y @ up) @ down
-        return jnp.mean(y**2)
-
-    weights, mean = state
-    grads = jax.grad(loss_of)(weights)
-    mean = jax.tree.map(lambda m, g: 0.9 * m + g, mean, grads)
-    return jax.tree.map(lambda w, m: w - 0.1 * m, weights, mean), mean
-
-
 def convolved_step(weights, x):
     def loss_of(weights):
         y = x
@@ -206,37 +191,18 @@ def convolved_step(weights, x):
     return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
 
 
-def float32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("step", "args", "shares"),
-    [
-        (
-            gelu_step,
-            ([[(float32(*UP), float32(*DOWN))] * 12] * 2, float32(*BATCH)),
-            (0.5, 0.3),
-        ),
-        (
-            convolved_step,
-            ([float32(3, 3, 64, 64)] * 8, float32(32, 56, 56, 64)),
-            (0.8, 0.6),
-        ),
-    ],
-)
-def test_described_plans_take_the_bytes_predicted(
-    step: Any, args: Any, shares: tuple[float, ...]
-) -> None:
-    """7 to 10 % more where kernels write several results, or weights are copied."""
-    bench = described(step, *args)
-    for share in shares:
+def test_described_plans_take_the_bytes_predicted() -> None:
+    """10 % more where an update comes before what still reads the weight."""
+    weight = jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.float32)
+    images = jax.ShapeDtypeStruct((32, 56, 56, 64), jnp.float32)
+    bench = described(convolved_step, [weight] * 8, images)
+    for share in (0.8, 0.6):
         pool = int(share * bench.unplanned.temp) - bench.profile.standing
         found = plan(bench.problem, pool, Effort(), is_packed=True)
         compiled = bench.step.compile(emit(bench.profile, found.positions))
         predicted = found.size + bench.profile.standing
-        assert memory_use(compiled).temp == pytest.approx(predicted, rel=0.02)
+        assert memory_use(compiled).temp == pytest.approx(predicted, rel=0.01)
 
 
 @pytest.mark.gpu

@@ -42,7 +42,6 @@ from .layouts import row_major, turned
 from .overwritten import overwritten_operands
 from .parts import Positions, joined, overwriting, parts
 from .shelf import Shelf
-from .single import single_kernels, with_single
 from .tiling import written_masks
 from .watershed import Watershed
 
@@ -70,9 +69,8 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
         cut = parts(profile.problem, positions, alone)
         if profile.platform != "cpu":
             # XLA:CPU rather computes what it fuses once per reader, and is slower then.
-            single = single_kernels(profile.problem, cut, alone)
-            apart = profile.calls.keys() | _by_rows(profile, spreading) | single
-            cut = joined(profile.problem, with_single(cut, single), apart, spreading)
+            apart = profile.calls.keys() | _by_rows(profile, spreading)
+            cut = joined(profile.problem, cut, apart, spreading)
         return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned

@@ -76,8 +76,10 @@ def joined(
         fits = held + made + max(workspace, needed) <= most
         if is_open and can_join and fits and inside.isdisjoint(part):
             early = [op for op in part if _is_early(problem, updates, op, found[-1])]
-            found[-1] += [op for op in part if op not in early]
-            late += early
+            found[-1] += part
+            moved = _with_sources(problem, updates, early, found[-1])
+            found[-1] = [op for op in found[-1] if op not in moved]
+            late += moved
         else:
             waiting = sum(problem.values[v].size for v in _inputs(problem, late))
             if late and alive + waiting + made + needed > most:
@@ -95,6 +97,19 @@ def _is_early(
 ) -> bool:
     """Whether the op updates what the part reads for something else."""
     return op in updates and _is_read_aside(problem, op, part)
+
+
+def _with_sources(
+    problem: Problem, updates: Set[OpId], early: Sequence[OpId], part: Sequence[OpId]
+) -> list[OpId]:
+    """Updates with those that they alone read: XLA makes one kernel of them."""
+    moved = set(early)
+    for op in reversed(part if early else ()):
+        made = set(problem.ops[op].outputs)
+        readers = {k for k in part if not made.isdisjoint(problem.ops[k].inputs)}
+        if op in updates and readers and readers <= moved:
+            moved.add(op)
+    return [op for op in part if op in moved]
 
 
 def _inputs(problem: Problem, ops: Sequence[OpId]) -> set[ValueId]:
