@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from validate_test import random_problem
@@ -16,8 +17,9 @@ from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.emit import emit
 from coop_jax._fitting.parts import joined, overwriting, parts
 from coop_jax._measure import memory_use
+from coop_jax._planning.planner import Effort, plan
 from coop_jax._planning.types import Op, Problem, Value
-from coop_jax._planning.validate import live_bytes
+from coop_jax._planning.validate import live_bytes, peak_bytes
 from coop_jax._program.hlo import owned_buffers
 from coop_jax._program.profile import profile, scope
 
@@ -79,6 +81,25 @@ def test_an_update_goes_into_the_part_after_what_reads_the_weight() -> None:
     assert parts_before(200) == [[0, 2], [1, 3], [4]]
 
 
+def test_what_reads_an_updated_weight_comes_after_it() -> None:
+    product = dataclasses.replace(UPDATE.ops[2], workspace=100)
+    update = dataclasses.replace(UPDATE.ops[3], inputs=(0, 2, 3))
+    values = (
+        *UPDATE.values,
+        Value("average", 0, is_argument=True),
+        Value("new average", 0, is_output=True, overwrites=6),
+    )
+    average = Op("average", (5, 6), (7,), 1.0)
+    problem = Problem((*UPDATE.ops[:2], product, update, average), values)
+    for cut in ([[0, 1], [2], [3], [4]], [[0, 1], [2], [3, 4]]):
+        assert joined(problem, cut) == [[0, 2], [1, 3, 4]]
+    # What is no update waits for none, but for the next part.
+    norm = Op("norm", (5,), (7,), 1.0)
+    values = (*values[:7], Value("norm", 8, is_output=True))
+    problem = Problem((*UPDATE.ops[:2], product, update, norm), values)
+    assert joined(problem, [[0, 1], [2], [3], [4]]) == [[0, 2], [1, 3, 4]]
+
+
 def test_an_array_written_before_all_else_of_a_part_fits_beside_all_it_makes() -> None:
     values = (Value("x", 0, is_argument=True), Value("y0", 2000))
     values += tuple(Value(f"y{k}", 8) for k in range(1, 4))
@@ -91,7 +112,7 @@ def test_an_array_written_before_all_else_of_a_part_fits_beside_all_it_makes() -
 
 
 def test_parts_joined_in_any_order_fit_the_peak() -> None:
-    many = 0
+    many = waiting = 0
     for seed in range(300):
         rng, problem = random.Random(seed), random_problem(seed, length=20)
         schedule = list(problem.program_order)
@@ -100,13 +121,25 @@ def test_parts_joined_in_any_order_fit_the_peak() -> None:
             schedule.insert(at, rng.choice(schedule[:at]))
         found = joined(problem, [[op] for op in schedule])
         assert sorted(chain(*found)) == sorted(schedule)
+        assert reads_what_is_made(problem, list(chain(*found)))
         assert all(len(set(part)) == len(part) for part in found)
         many += len(schedule) - len(found)
+        waiting += list(chain(*found)) != schedule
         most = max(live_bytes(problem, tuple(schedule)))
         for _ in range(5):
             order = chain(*(in_any_order(problem, part, rng) for part in found))
             assert max(live_bytes(problem, tuple(order))) <= most
-    assert many > 1000
+    assert many > 1000 and waiting > 5
+
+
+def reads_what_is_made(problem: Problem, order: list[int]) -> bool:
+    """Whether each op comes after those that make what it reads."""
+    made = {v for v, value in enumerate(problem.values) if value.is_argument}
+    for op in order:
+        if not made.issuperset(problem.ops[op].inputs):
+            return False
+        made.update(problem.ops[op].outputs)
+    return True
 
 
 def in_any_order(problem: Problem, part: list[int], rng: random.Random) -> list[int]:
@@ -122,6 +155,49 @@ def in_any_order(problem: Problem, part: list[int], rng: random.Random) -> list[
         order.append(rng.choice(ready))
         left.remove(order[-1])
     return order
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.4])
+def test_parts_as_on_gpu_compute_what_the_step_does(share: float) -> None:
+    """With moments, an average of the new weights, and a norm that reads them too."""
+
+    def step(weights, moments, averages, x):
+        def loss_of(weights):
+            y = x
+            for up, down in weights:
+                y = y + jax.nn.gelu(y @ up) @ down
+            return jnp.mean(y**2)
+
+        grads = jax.grad(loss_of)(weights)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+        weights = jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments)
+        averages = jax.tree.map(lambda a, w: 0.9 * a + 0.1 * w, averages, weights)
+        norm = sum(jnp.sum(w**2) for w in jax.tree.leaves(weights))
+        return weights, moments, averages, norm
+
+    keys = iter(jax.random.split(jax.random.key(0), 13))
+    weights = [
+        tuple(
+            jax.random.normal(next(keys), shape) / 8 for shape in ((64, 128), (128, 64))
+        )
+        for _ in range(6)
+    ]
+    args = (weights, weights, weights, jax.random.normal(next(keys), (256, 64)))
+    leaves = jax.tree.leaves(args)
+    flat = flat_step(jax.jit(step, donate_argnums=(0, 1, 2)).trace(*args), leaves)
+    program = flat.program
+    _, buffers = flat.compile_with_buffers(lambda *v: program.evaluate(v, scope))
+    found = profile(program, buffers, 0, "gpu")
+    problem = dataclasses.replace(found.problem, has_watershed=False)
+    found = dataclasses.replace(found, problem=problem)
+    pool = int(share * peak_bytes(problem, problem.program_order))
+    planned = plan(problem, pool, Effort())
+    assert planned.fits
+    expected = jax.jit(flat.as_written())(*leaves)
+    for mine, theirs in zip(
+        jax.jit(emit(found, planned.positions))(*leaves), expected, strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_updates_that_read_what_they_overwrite_stay_together() -> None:

@@ -74,12 +74,12 @@ def joined(
         made += sum(problem.ops[op].workspace for op in part if op in spreading)
         needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
-        if is_open and can_join and fits and inside.isdisjoint(part):
-            early = [op for op in part if _is_early(problem, updates, op, found[-1])]
+        waits = _waiting(problem, updates, part, late, found[-1]) if is_open else None
+        if waits is not None and can_join and fits and inside.isdisjoint(part):
             found[-1] += part
-            moved = _with_sources(problem, updates, early, found[-1])
-            found[-1] = [op for op in found[-1] if op not in moved]
-            late += moved
+            waits = _with_sources(problem, updates, waits, found[-1])
+            found[-1] = [op for op in found[-1] if op not in waits]
+            late += waits
         else:
             waiting = sum(problem.values[v].size for v in _inputs(problem, late))
             if late and alive + waiting + made + needed > most:
@@ -92,19 +92,36 @@ def joined(
     return [*found, late] if late else found
 
 
-def _is_early(
-    problem: Problem, updates: Set[OpId], op: OpId, part: Sequence[OpId]
-) -> bool:
-    """Whether the op updates what the part reads for something else."""
-    return op in updates and _is_read_aside(problem, op, part)
+def _waiting(
+    problem: Problem,
+    updates: Set[OpId],
+    part: Sequence[OpId],
+    late: Sequence[OpId],
+    before: Sequence[OpId],
+) -> list[OpId] | None:
+    """The updates of a part that have to wait for the part after that it joins.
+
+    They overwrite what `before` reads for something else, or read what waits. None if
+    something else reads that.
+    """
+    found: list[OpId] = []
+    made = {v for op in late for v in problem.ops[op].outputs}
+    for op in part:
+        reads = not made.isdisjoint(problem.ops[op].inputs)
+        if op in updates and (reads or _is_read_aside(problem, op, before)):
+            found.append(op)
+            made.update(problem.ops[op].outputs)
+        elif reads:
+            return None
+    return found
 
 
 def _with_sources(
-    problem: Problem, updates: Set[OpId], early: Sequence[OpId], part: Sequence[OpId]
+    problem: Problem, updates: Set[OpId], waits: Sequence[OpId], part: Sequence[OpId]
 ) -> list[OpId]:
     """Updates with those that they alone read: XLA makes one kernel of them."""
-    moved = set(early)
-    for op in reversed(part if early else ()):
+    moved = set(waits)
+    for op in reversed(part if waits else ()):
         made = set(problem.ops[op].outputs)
         readers = {k for k in part if not made.isdisjoint(problem.ops[k].inputs)}
         if op in updates and readers and readers <= moved:
