@@ -65,20 +65,14 @@ def test_parts_are_joined_as_far_as_any_order_fits_the_peak() -> None:
     assert joined(CHAIN, [[0], [1], [0], [1, 2, 3]]) == [[0, 1], [0], [1, 2, 3]]
 
 
-def test_an_update_goes_into_the_part_after_what_reads_the_weight() -> None:
+def test_an_update_is_a_part_after_what_reads_the_weight() -> None:
     product = dataclasses.replace(UPDATE.ops[2], workspace=100)
     update = dataclasses.replace(UPDATE.ops[3], inputs=(0, 2, 3))
     ops = (*UPDATE.ops[:2], product, update, Op("last", (4,), (6,), 1.0))
-    cut = [[0, 1], [2], [3], [4]]
-
-    def parts_before(last: int) -> list[list[int]]:
-        values = (*UPDATE.values, Value("last", last, is_output=True))
-        return joined(Problem(ops, values), cut, apart={4})
-
+    problem = Problem(ops, (*UPDATE.values, Value("last", 200, is_output=True)))
     # With the momentum, which it reads: XLA makes one kernel of both.
-    assert parts_before(50) == [[0, 2], [1, 3, 4]]
-    # With "last" in the pool nothing else has room: the gradient cannot wait for it.
-    assert parts_before(200) == [[0, 2], [1, 3], [4]]
+    assert joined(problem, [[0, 1], [2], [3], [4]]) == [[0, 2], [1, 3], [4]]
+    assert joined(problem, [[0, 1], [2], [3, 4]]) == [[0, 1, 2], [3, 4]]
 
 
 def test_what_reads_an_updated_weight_comes_after_it() -> None:
@@ -93,11 +87,11 @@ def test_what_reads_an_updated_weight_comes_after_it() -> None:
     problem = Problem((*UPDATE.ops[:2], product, update, average), values)
     for cut in ([[0, 1], [2], [3], [4]], [[0, 1], [2], [3, 4]]):
         assert joined(problem, cut) == [[0, 2], [1, 3, 4]]
-    # What is no update waits for none, but for the next part.
+    # What is no update does not wait in that part for what waits.
     norm = Op("norm", (5,), (7,), 1.0)
     values = (*values[:7], Value("norm", 8, is_output=True))
     problem = Problem((*UPDATE.ops[:2], product, update, norm), values)
-    assert joined(problem, [[0, 1], [2], [3], [4]]) == [[0, 2], [1, 3, 4]]
+    assert joined(problem, [[0, 1], [2], [3], [4]]) == [[0, 2], [1, 3], [4]]
 
 
 def test_an_array_written_before_all_else_of_a_part_fits_beside_all_it_makes() -> None:

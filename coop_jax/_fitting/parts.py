@@ -13,7 +13,7 @@ into it, where no barrier is in between.
 from collections.abc import Sequence, Set
 from itertools import accumulate, chain
 
-from .._planning.types import OpId, Problem, ValueId
+from .._planning.types import OpId, Problem
 from .._planning.validate import live_bytes, live_ranges
 
 type Positions = Sequence[Sequence[int]]
@@ -52,7 +52,7 @@ def joined(
 
     What a joined part makes is all taken to be alive at once, with all that was alive
     before it. What runs twice does so in two parts: XLA would merge it with itself. An
-    update of what a part reads for something else goes into the next.
+    update of what a part reads for something else is a part after it.
 
     Args:
       problem: what is planned.
@@ -81,12 +81,8 @@ def joined(
             found[-1] = [op for op in found[-1] if op not in waits]
             late += waits
         else:
-            waiting = sum(problem.values[v].size for v in _inputs(problem, late))
-            if late and alive + waiting + made + needed > most:
-                found.append(late)
-                late, waiting = [], 0
-            found.append([*late, *part])
-            inside, held, workspace, late = set(), alive + waiting, 0, []
+            found += [late, list(part)] if late else [list(part)]
+            inside, held, workspace, late = set(), alive, 0, []
         inside |= set(part)
         held, workspace, is_open = held + made, max(workspace, needed), can_join
     return [*found, late] if late else found
@@ -127,10 +123,6 @@ def _with_sources(
         if op in updates and readers and readers <= moved:
             moved.add(op)
     return [op for op in part if op in moved]
-
-
-def _inputs(problem: Problem, ops: Sequence[OpId]) -> set[ValueId]:
-    return {v for op in ops for v in problem.ops[op].inputs}
 
 
 def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
