@@ -10,10 +10,11 @@ there XLA makes several results in one kernel, and puts what follows a matrix pr
 into it, where no barrier is in between.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from itertools import accumulate, chain
 
-from .._planning.types import OpId, Problem
+from .._planning.types import OpId, Problem, ValueId
 from .._planning.validate import live_bytes, live_ranges
 
 type Positions = Sequence[Sequence[int]]
@@ -116,11 +117,16 @@ def _with_sources(
     problem: Problem, updates: Set[OpId], waits: Sequence[OpId], part: Sequence[OpId]
 ) -> list[OpId]:
     """Updates with those that they alone read: XLA makes one kernel of them."""
+    if not waits:
+        return []
     moved = set(waits)
-    for op in reversed(part if waits else ()):
-        made = set(problem.ops[op].outputs)
-        readers = {k for k in part if not made.isdisjoint(problem.ops[k].inputs)}
-        if op in updates and readers and readers <= moved:
+    readers: dict[ValueId, set[OpId]] = defaultdict(set)
+    for op in part:
+        for v in problem.ops[op].inputs:
+            readers[v].add(op)
+    for op in reversed(part):
+        reading = {k for v in problem.ops[op].outputs for k in readers[v]}
+        if op in updates and reading and reading <= moved:
             moved.add(op)
     return [op for op in part if op in moved]
 

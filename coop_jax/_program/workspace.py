@@ -57,14 +57,14 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
 def _made_again(graph: Graph, unit: Unit, buffers: Iterable[OwnedBuffer]) -> set[Place]:
     """Places of what XLA made of several equations, or several times of this one.
 
-    Products that share an operand become one call, and what is read of nothing is made
-    for each kernel that reads it. Behind barriers neither happens.
+    Products that share an operand become one call, and what constants make is made for
+    each kernel that reads it. Behind barriers neither happens.
     """
     root = graph.equations[unit.root]
-    if len(root.outputs) != 1:
+    size = graph.bytes(root.outputs[0]) if len(root.outputs) == 1 else 0
+    if not size:
         return set()
-    size = graph.bytes(root.outputs[0])
-    written = [b for b in buffers if b.origin == "equation" and b.size >= max(size, 1)]
+    written = [b for b in buffers if b.origin == "equation" and b.size >= size]
     if not unit.inputs:
         return {b.place for b in written if b.size == size}
     if root.primitive.name != "dot_general" or any(b.size == size for b in written):
