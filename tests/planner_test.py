@@ -129,23 +129,6 @@ def test_the_smallest_pool_by_eye() -> None:
     assert planned.peak == 9
 
 
-def test_a_stride_down_that_is_missed_counts_for_as_far_as_it_went(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start = plan(CHEAP_AND_DEAR, 100)
-    sizes = iter([99, 98, 98])
-    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, Effort())
-    monkeypatch.setattr(
-        search,
-        "reach",
-        lambda _: dataclasses.replace(start, size=next(sizes), peak=100, fits=False),
-    )
-    deepest = planner._deepen(
-        search, dataclasses.replace(start, size=100, fits=True), Effort()
-    )
-    assert (deepest.size, deepest.fits) == (98, True)
-
-
 class Sent(Crew):
     """A crew whose ways all end where a table says, by their seeds."""
 
@@ -186,26 +169,6 @@ def test_one_fresh_start_that_ends_far_off_is_enough(ends: int, sent: int) -> No
     hopeless = planner._HOPELESS_AFRESH
     followed = planner._followed(crew, 100, ways, QUICK, 2, hopeless=hopeless)
     assert len(list(followed)) == sent
-
-
-def test_a_fresh_start_that_ends_far_above_what_is_known_is_not_made_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, QUICK)
-    known = dataclasses.replace(plan(CHEAP_AND_DEAR, 100), size=100)
-    made = []
-
-    def reach(start, is_quick):
-        made.append(is_quick)
-        return dataclasses.replace(known, size=105 if is_quick else 101, fits=False)
-
-    monkeypatch.setattr(search, "at", lambda _: known)
-    monkeypatch.setattr(
-        search, "reach", lambda start, is_quick=False: reach(start, is_quick)
-    )
-    planner._descend(search, 1)
-    assert made.count(True) == 1
-    assert made.count(False) > 3
 
 
 def short_of_room(count: int) -> Iterator[tuple[LocalSearch, Planned]]:

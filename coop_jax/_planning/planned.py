@@ -1,6 +1,6 @@
 """What a planner is asked for and what it answers. Imports no JAX."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .types import Problem, Schedule
 
@@ -44,7 +44,8 @@ class Planned:
       size: bytes that count against the pool: `peak`, or the packed block's.
       cost: seconds by the cost model.
       fits: whether `size` is within the pool asked for.
-      nearby: cheaper plans a little larger than the smallest, if that was asked for.
+      nearby: where else to go on from: cheaper plans a little larger than the smallest,
+        if that was asked for; where no plan fits, what was reached in other ways.
     """
 
     schedule: Schedule
@@ -66,3 +67,13 @@ def most_moves(problem: Problem, effort: Effort) -> int:
     """Steps to try from a seed: compiling a small step is quick, so planning is too."""
     ops = len(problem.ops)
     return min(max(effort.moves, ops), _LEAST_MOVES + _MOVES_PER_OP * ops)
+
+
+def little(effort: Effort) -> Effort:
+    """Of refinement, as much as serves to compare."""
+    return replace(effort, rounds=effort.rounds // 4)
+
+
+def program_order(problem: Problem) -> Positions:
+    """Positions of the unplanned schedule."""
+    return tuple((k,) for k in range(len(problem.ops)))

@@ -4,9 +4,9 @@
         reach     the pool in several ways: from plans that are known, from what minimum
                   cuts keep across the fullest place (`cuts`), the program's own order,
                   online Coop's schedule (eviction windows in an arena, partitioned, in
-                  place) or, if few get there, in strides to smaller pools: relieve a
-                  schedule until it fits, trim what is not needed (`search`; several at
-                  once: `crew`)
+                  place) or, if few get there, in strides to smaller pools, also with
+                  noise (`descent`): relieve a schedule until it fits, trim what is not
+                  needed (`search`; several at once: `crew`)
         leave     room beside the fullest place, for the smallest pool, in several ways,
                   and go on down from each: it packs better (`margins`)
         refine    the best few: leave and come back by another way    (`refine`)
@@ -26,34 +26,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
 
-from .crew import AnySearch, Crew, Start, Way, open_search
+from .crew import AnySearch, Crew, Start, Way
 from .cuts import cut_plans
+from .descent import OUT_OF_REACH, deepen, descend, roomy
 from .eviction import LOOKAHEAD
-from .margins import with_margins
 from .online import run_online
-from .planned import LONG
+from .planned import LONG, little
 from .planned import Effort as Effort
 from .planned import Planned as Planned
 from .planned import Positions as Positions
+from .planned import program_order as program_order
 from .types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4
-_ATTEMPTS = 10
-_FIRST_SHARE = 0.3
-_STRIDE = 0.75
-_SHORTEST = 0.98
 _WAYS_TO_THE_FLOOR = 3
 _NOISY_WAYS = 12
 _NOISY_WAYS_DOWN = 8
+_NOISY_DESCENTS = 4
 _ENOUGH_WAYS = 6
 # After so many ways, all ending further above the pool than by this factor, there is
 # no hope; on the way down each pool is only a try.
 _HOPELESS = (4, 1.1)
-_HOPELESS_DOWN = (3, 1.04)
+_HOPELESS_DOWN = (3, OUT_OF_REACH)
 _HOPELESS_AFRESH = (1, 1.1)
 _FAR_BEHIND = 1.1
-# After a fresh start that ends so far above the best, no other is tried.
-_OUT_OF_SIGHT = 1.5
 _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 # Where fewer ways fit, packing is in the way: strides, which pack, may come cheaper.
@@ -64,7 +60,6 @@ _MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
 _AS_SMALL = 1.005
 # So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
-_MOST_STRIDES = 40
 # The last refinement: of how many schedules, and rounds and moves over the usual.
 _FINALISTS, _THOROUGH, _LAST_MOVES = 4, 16, 4
 
@@ -88,29 +83,26 @@ def plan(
         bytes alive at once.
 
     Returns:
-      The cheapest schedule found; with `fits=False`, none was within the pool and the
-      schedule is only the last attempt's.
+      The cheapest schedule found; with `fits=False`, none was within the pool, and it
+      is the smallest.
     """
     effort = effort or Effort()
     with Crew(problem, pool, effort, is_packed) as crew:
-        search = crew.lead
         guides = [] if _is_long(problem) else list(cut_plans(problem, pool))
         known = [*starts, *guides]
         ways = chain(map(Way, known), _ways(problem, pool))
         enough = _enough_ways(problem) + len(guides)
         reached = list(_followed(crew, pool, ways, effort, enough, len(known)))
         fitting = sum(one.fits for one in reached)
+        noisy: list[Planned] = []
         is_cheap = fitting and _is_nearly_free(problem, _best(reached))
         if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
-            search.begin(pool)
-            found = _descend(search, pool)
-            if found.peak <= pool:
-                found = search.refine(found, _little(effort))
-            reached.append(found)
-        best = _best(reached)
+            quiet, *noisy = (way.result() for way in _ways_to_less(crew, pool, effort))
+            reached.append(quiet)
+        best = _best((*reached, *noisy))
         if best.peak <= pool:
-            best = _best((best, *_refined(crew, best, reached, effort)))
-    return best
+            best = _best((best, *_refined(crew, best, (*reached, *noisy), effort)))
+    return best if best.fits else _in_vain([best], reached, noisy)
 
 
 def _refined(
@@ -157,7 +149,7 @@ def _followed(
     """
     few, near = hopeless
     fitting, nearest = 0, math.inf
-    for turn, found in enumerate(_sent(crew, ways, pool, _little(effort)), 1):
+    for turn, found in enumerate(_sent(crew, ways, pool, little(effort)), 1):
         yield found
         fitting += found.fits
         nearest = min(nearest, found.size) if turn > known else nearest
@@ -204,10 +196,6 @@ def _is_long(problem: Problem) -> bool:
     return len(problem.ops) > LONG
 
 
-def _little(effort: Effort) -> Effort:
-    return dataclasses.replace(effort, rounds=effort.rounds // 4)
-
-
 def _ways(problem: Problem, pool: int) -> Iterator[Way]:
     """From the seeds, and from the program's order again, a little at random."""
     yield from map(Way, _seeds(problem, pool))
@@ -247,11 +235,6 @@ def _online(problem: Problem, pool: int) -> Positions | None:
     return positions(problem, run.schedule) if run.is_feasible else None
 
 
-def program_order(problem: Problem) -> Positions:
-    """Positions of the unplanned schedule."""
-    return tuple((k,) for k in range(len(problem.ops)))
-
-
 def positions(problem: Problem, schedule: Schedule) -> Positions:
     """Where each op runs: a repeat belongs to the next op that runs for the first time.
 
@@ -284,12 +267,10 @@ def smallest(
     effort = effort or Effort()
     with Crew(problem, problem.fixed, effort, is_packed) as crew:
         search = crew.lead
-        best = known or _reach_in_vain(crew, effort)
-        found = [_deepen(search, dataclasses.replace(best, fits=True), effort)]
-        for margins in () if _is_long(problem) else _MARGINS:
-            start = min(found, key=lambda planned: planned.size)
-            roomy = _roomy(crew, start, margins, effort)
-            found += [work.result() for work in roomy]
+        known = known or _reach_in_vain(crew, effort)
+        starts = [known, *map(search.at, known.nearby)]
+        different = {start.positions: start for start in starts}.values()
+        found = [way for start in different for way in _further(crew, start, effort)]
         least = min(planned.size for planned in found)
         near = [planned for planned in found if planned.size <= least * _AS_SMALL]
         best = min(near, key=lambda planned: planned.cost)
@@ -312,89 +293,51 @@ def _nearby(best: Planned, found: Iterable[Planned]) -> tuple[Positions, ...]:
 
 
 def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
-    """The smallest of fresh starts for a pool out of reach, and of a way down."""
+    """The smallest of fresh starts for a pool out of reach, and of ways down."""
     problem = crew.lead.problem
     pool = problem.least_pool
-
-    def descend(search: AnySearch) -> Planned:
-        search.begin(pool)
-        return _descend(search, pool)
-
-    under_way = crew.meanwhile(descend)
+    under_way = _ways_to_less(crew, pool, effort)
     ways = [] if _is_long(problem) else _ways_down(problem)
     found = list(_followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN))
-    return _best((*found, under_way.result()))
+    quiet, *noisy = (way.result() for way in under_way)
+    return _in_vain([*found, quiet], noisy)
 
 
-def _deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
-    """Goes on down from a schedule, refining where only packing is in the way."""
-    for _ in range(_MOST_STRIDES):
-        search.pool, search.moves_left = int(best.size * _SHORTEST), search.moves // 2
-        reached = search.reach(best.positions)
-        if reached.peak <= search.pool < reached.size:
-            reached = search.refine(reached, _little(effort))
-        if reached.size >= best.size:
-            break
-        best = dataclasses.replace(reached, fits=True)
-    return best
+def _in_vain(*groups: list[Planned]) -> Planned:
+    """The smallest of all, and beside it the smallest of each group.
 
-
-def _roomy(
-    crew: Crew, best: Planned, margins: Iterable[tuple[float, bool]], effort: Effort
-) -> list[Future[Planned]]:
-    """Ways down under way that leave room beside the fullest place."""
-    return [
-        crew.meanwhile(functools.partial(_with_room, best, share, is_packed, effort))
-        for share, is_packed in margins
-    ]
-
-
-def _with_room(
-    best: Planned, share: float, is_packed: bool, effort: Effort, search: AnySearch
-) -> Planned:
-    """What a way down comes to that leaves room beside the fullest place."""
-    margins = with_margins(search.problem, best, share)
-    beside = open_search(margins.problem, best.peak, effort, is_packed)
-    beside.deadline = search.deadline
-    beside.begin(best.peak)
-    found = _descend(beside, best.peak)
-    search.begin(best.size)
-    found = search.at(margins.without(found.positions))
-    return _deepen(search, dataclasses.replace(found, fits=True), effort)
-
-
-def _descend(search: AnySearch, target: int) -> Planned:
-    """The smallest schedule reached on the way down to `target` bytes.
-
-    Goes down in strides, each from the last schedule or else from the program's own
-    order; a stride that leads nowhere is halved.
+    The way down from what is smallest does not always lead furthest.
     """
-    problem = search.problem
-    moves = max(search.moves // 2, min(8 * len(problem.ops), search.moves))
-    order = program_order(problem)
-    best, stride = search.at(order), _FIRST_SHARE
-    afresh = [(order, False), (order, True)]
-    tried: set[tuple[Positions, int, bool]] = set()
-    for _ in range(_ATTEMPTS):
-        search.pool = int(stride * best.size)
-        reached = best
-        for start, is_quick in ((best.positions, False), *afresh):
-            way = (start, search.pool, is_quick)
-            if way not in tried and reached.size >= best.size:
-                tried.add(way)
-                search.moves_left = moves
-                reached = search.reach(start, is_quick=is_quick)
-                if start is order and reached.size > _HOPELESS_DOWN[1] * best.size:
-                    # With more room it would end no lower.
-                    afresh = [way for way in afresh if way != (order, is_quick)]
-                    if reached.size > _OUT_OF_SIGHT * best.size:
-                        afresh = []
-                        break
-        stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
-        best = min(best, reached, key=lambda planned: planned.size)
-        if best.size <= target or stride > _SHORTEST:
-            break
-    search.pool, search.moves_left = target, moves
-    if best.size > target:
-        return dataclasses.replace(best, fits=False)
-    return search.reach(best.positions)
+    ends = sorted((_best(some) for some in groups if some), key=lambda end: end.size)
+    nearby = tuple(end.positions for end in ends[1:])
+    return dataclasses.replace(ends[0], nearby=nearby)
+
+
+def _further(crew: Crew, start: Planned, effort: Effort) -> list[Planned]:
+    """Schedules further down than one, from the first of which the others come."""
+
+    def leave_room(
+        best: Planned, margin: tuple[float, bool], search: AnySearch
+    ) -> Planned:
+        return roomy(search, best, *margin, effort)
+
+    found = [deepen(crew.lead, dataclasses.replace(start, fits=True), effort)]
+    for margins in () if _is_long(crew.lead.problem) else _MARGINS:
+        best = min(found, key=lambda planned: planned.size)
+        under_way = [
+            crew.meanwhile(functools.partial(leave_room, best, margin))
+            for margin in margins
+        ]
+        found += [way.result() for way in under_way]
+    return found
+
+
+def _ways_to_less(crew: Crew, pool: int, effort: Effort) -> list[Future[Planned]]:
+    """Ways down to a pool under way: as scores say, and with noise."""
+
+    def down(seed: int, search: AnySearch) -> Planned:
+        found = descend(search, pool, _NOISE if seed else 0.0, seed)
+        return search.refine(found, little(effort)) if found.peak <= pool else found
+
+    seeds = range(1 if _is_long(crew.lead.problem) else 1 + _NOISY_DESCENTS)
+    return [crew.meanwhile(functools.partial(down, seed)) for seed in seeds]

@@ -1,0 +1,91 @@
+"""Ways down: what strides and fresh starts lead to; with noise some lead lower."""
+
+import dataclasses
+
+import pytest
+from planner_test import CHEAP_AND_DEAR, QUICK
+
+from benchmarks.optimum_problems import layered
+from coop_jax._planning import planner
+from coop_jax._planning.descent import deepen, descend
+from coop_jax._planning.planner import Effort, plan, smallest
+from coop_jax._planning.refine import LocalSearch
+from coop_jax._planning.retention import Retention
+from coop_jax._planning.validate import live_bytes, validate
+
+
+def test_a_stride_down_that_is_missed_counts_for_as_far_as_it_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = plan(CHEAP_AND_DEAR, 100)
+    sizes = iter([99, 98, 98])
+    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, Effort())
+    monkeypatch.setattr(
+        search,
+        "reach",
+        lambda _: dataclasses.replace(start, size=next(sizes), peak=100, fits=False),
+    )
+    deepest = deepen(search, dataclasses.replace(start, size=100, fits=True), Effort())
+    assert (deepest.size, deepest.fits) == (98, True)
+
+
+def test_a_fresh_start_that_ends_far_above_what_is_known_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, QUICK)
+    known = dataclasses.replace(plan(CHEAP_AND_DEAR, 100), size=100)
+    made = []
+
+    def reach(start, noise, is_quick):
+        made.append(is_quick)
+        return dataclasses.replace(known, size=105 if is_quick else 101, fits=False)
+
+    monkeypatch.setattr(search, "at", lambda _: known)
+    monkeypatch.setattr(search, "reach", reach)
+    descend(search, 1)
+    assert made.count(True) == 1
+    assert made.count(False) > 3
+
+
+def test_a_way_down_by_eye() -> None:
+    # Op 2 reads `dear`, writes `small` and has 4 bytes of workspace.
+    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, QUICK)
+    for noise, seed in ((0.0, 0), (0.3, 1)):
+        found = descend(search, 9, noise, seed)
+        assert (found.fits, found.size) == (True, 9)
+        assert not descend(search, 8, noise, seed).fits
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_way_down_depends_on_nothing_before_it(noise: float) -> None:
+    for seed in range(4):
+        problem = layered(seed, 20)
+        search = LocalSearch(Retention(problem), 100, QUICK)
+        first = descend(search, 1, noise, seed)
+        validate(problem, first.schedule)
+        assert first.size == max(live_bytes(problem, first.schedule))
+        descend(search, 1, 0.3, seed + 1)
+        assert descend(search, 1, noise, seed) == first
+
+
+def test_with_ways_down_with_noise_less_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problems = [layered(seed, 40) for seed in range(12)]
+    noisy = [smallest(problem, QUICK).size for problem in problems]
+    monkeypatch.setattr(planner, "_NOISY_DESCENTS", 0)
+    quiet = [smallest(problem, QUICK).size for problem in problems]
+    assert all(less <= more for less, more in zip(noisy, quiet, strict=True))
+    assert sum(less < more for less, more in zip(noisy, quiet, strict=True)) > 0
+
+
+def test_the_smallest_is_no_larger_for_what_was_planned_in_vain() -> None:
+    for seed in range(8):
+        problem = layered(seed, 30)
+        known = plan(problem, problem.least_pool - 1, QUICK)
+        assert not known.fits
+        assert smallest(problem, QUICK, known).size <= known.size
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
