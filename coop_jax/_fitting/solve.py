@@ -2,8 +2,7 @@
 
     profile    compile the step as written; done if it fits and no plan does less
     fit        aim the planner at the budget less what XLA was seen to add
-               compile; over the budget: aim lower by the difference, and again
-               well under it: aim higher once
+               compile; over the budget: aim lower, well under it: higher
     floor      no plan fits: the smallest pool the planner can reach, compiled
     near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
@@ -33,6 +32,7 @@ from .._program.profile import Profile, named_buffers, profile
 from .._program.shards import communicates
 from .._program.timing import with_measured_costs
 from .advice import advise
+from .aiming import Aim, least_margin
 from .candidate import Candidate, Sought, called_flops, nearest
 from .compile import FlatStep
 from .describe import held_at_peak, list_actions, list_arguments
@@ -267,20 +267,17 @@ class Workbench:
 
     def _approach(self, room: int, effort: Effort) -> None:
         """Tries plans until one uses at most `room` bytes of temporaries."""
-        surplus = self._expected_surplus(room)
-        push, has_loosened = 1, False
+        aim = Aim(room, self._expected_surplus(room))
         for _ in range(_MOST_TRIES):
-            candidate = self._try(room - surplus, room, effort)
+            candidate = self._try(aim.bytes, room, effort)
             if candidate is None:
                 return
             over = candidate.memory.temp - room
             hope = (candidate.cost - self.baseline.cost) * -over / room
             if over > 0:
-                surplus += push * over + room // 200
-                push *= 2
-            elif not has_loosened and hope > _WORTH_LOOSENING * self.baseline.cost:
-                has_loosened = True
-                surplus += int(over * 0.7)
+                aim.miss(over)
+            elif hope > _WORTH_LOOSENING * self.baseline.cost:
+                aim.leave(-over)
             else:
                 return
 
@@ -330,7 +327,7 @@ class Workbench:
         if not self.candidates:
             return int(room * (1 - 1 / _FIRST_MARGIN))
         nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
-        return max(0, nearest.surplus) + room // 200
+        return max(0, nearest.surplus) + least_margin(room)
 
     def _plan(
         self, room: int, effort: Effort, starts: list[Positions] | None = None

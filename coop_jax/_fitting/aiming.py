@@ -1,0 +1,53 @@
+"""What to aim the planner at until XLA's bytes fit. Imports no JAX.
+
+XLA adds to what the model predicts, and more to one plan than to the next. So after a
+miss the aim is lower by what was too much, twice as far each time; after a fit that
+leaves much it is higher, but no higher than halfway to what missed before, and halfway
+back to the fit if that is too high.
+"""
+
+from dataclasses import dataclass
+
+_RAISED = 0.7
+
+
+def least_margin(room: int) -> int:
+    """Bytes by which plans that are as good as alike may differ."""
+    return room // 200
+
+
+@dataclass(slots=True)
+class Aim:
+    """Bytes of temporaries to plan for, of `room`.
+
+    Attributes:
+      room: bytes that may be taken.
+      surplus: by how much less is aimed at.
+    """
+
+    room: int
+    surplus: int
+    _push: int = 1
+    _missed: int | None = None
+    _fitted: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What to plan for now."""
+        return self.room - self.surplus
+
+    def miss(self, over: int) -> None:
+        """Aims lower, after `over` bytes too many."""
+        self._missed = self.surplus
+        if self._fitted is not None:
+            self.surplus = (self._missed + self._fitted) // 2
+        else:
+            self.surplus += self._push * over + least_margin(self.room)
+            self._push *= 2
+
+    def leave(self, spare: int) -> None:
+        """Aims higher, after `spare` bytes were left."""
+        self._fitted = self.surplus
+        self.surplus -= int(_RAISED * spare)
+        if self._missed is not None:
+            self.surplus = max(self.surplus, (self._missed + self._fitted) // 2)
