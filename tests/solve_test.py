@@ -6,6 +6,8 @@ import jax
 import pytest
 from small_step import SHAPES, train_step
 
+from coop_jax import BudgetError
+from coop_jax._fitting import solve
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.solve import Workbench
 from coop_jax._planning import planner
@@ -15,9 +17,13 @@ from coop_jax._planning.policies import PLANNERS, Planner
 QUICK = Effort(rounds=5)
 
 
-def workbench():
+def small_flat_step():
     traced = jax.jit(train_step, donate_argnums=0).trace(*SHAPES)
-    return Workbench(flat_step(traced, jax.tree.leaves(SHAPES)))
+    return flat_step(traced, jax.tree.leaves(SHAPES))
+
+
+def workbench():
+    return Workbench(small_flat_step())
 
 
 def plan_from_known(problem, pool, effort, starts):
@@ -118,6 +124,40 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
         room - bench.profile.standing - 1000,
         room - bench.profile.standing,
     ]
+
+
+class Unlucky(Workbench):
+    """XLA takes twice what is planned, but for the last plans that are tried."""
+
+    is_unlucky = True
+
+    def _compile(self, planned):
+        known = len(self.candidates)
+        found = super()._compile(planned)
+        if self.is_unlucky and len(self.candidates) > known:
+            memory = replace(found.memory, temp=2 * found.predicted)
+            found = replace(found, memory=memory)
+            self.candidates[-1] = found
+        return found
+
+    def _try_others(self, room, effort):
+        self.is_unlucky = False
+        self.candidates.clear()
+        super()._try_others(room, effort)
+
+
+def test_where_xla_adds_to_the_smallest_others_are_tried_before_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    bench = Unlucky(small_flat_step())
+    least = PLANNERS["coop"].smallest(bench.problem, QUICK, None)
+    budget = bench.unplanned.fixed + bench.profile.standing + int(1.3 * least.size)
+    found = bench.fit(budget, QUICK)
+    assert found.memory.total <= budget
+    assert found is bench.candidates[-1]
+    monkeypatch.setattr(solve, "_SHARES_OF_REST", ())
+    with pytest.raises(BudgetError):
+        Unlucky(small_flat_step()).fit(budget, QUICK)
 
 
 if __name__ == "__main__":

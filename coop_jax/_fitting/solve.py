@@ -6,6 +6,7 @@
     floor      no plan fits: the smallest pool the planner can reach, compiled
     near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
+    others     the floor is over the budget, but not by the model: a few other plans
 
 With `inplace="auto"` a budget that is missed, and the floor, are planned for the step
 with in-place calls, if those can be compiled. The smallest is planned with calls and
@@ -17,26 +18,15 @@ passed over.
 """
 
 import dataclasses
-import time
-from collections.abc import Callable
 
 from .._errors import BudgetError
-from .._measure import memory_use
-from .._native.inplace import InPlace
-from .._plan import Plan, fingerprint
-from .._planning.planner import Effort, Planned, Positions
-from .._planning.policies import PLANNERS
-from .._planning.types import Problem
-from .._program.origin import origin_of
-from .._program.profile import Profile, named_buffers, profile
+from .._planning.planner import Effort, Positions
 from .._program.shards import communicates
-from .._program.timing import with_measured_costs
 from .advice import advise
 from .aiming import Aim, least_margin
-from .candidate import Candidate, Sought, called_flops, nearest
-from .compile import FlatStep
-from .describe import held_at_peak, list_actions, list_arguments
-from .emit import emit
+from .bench import Bench
+from .candidate import Candidate, Sought
+from .describe import held_at_peak
 from .progress import stage
 
 _MOST_TRIES = 4
@@ -46,64 +36,15 @@ _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
 _NEAR_TRIES = 2
+_SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
+_MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
 
 
-class Workbench:
-    """All that is known of one step with one set of shapes."""
+class Workbench(Bench):
+    """Looks for the programs that are asked for."""
 
-    def __init__(
-        self,
-        step: FlatStep,
-        policy: str = "coop",
-        cost_model: str = "roofline",
-        inplace: InPlace = False,
-        what: str = "the step as written",
-    ):
-        self.step = step
-        self.cost_model = cost_model
-        self.policy = policy
-        self.planner = PLANNERS[policy]
-        self.candidates: list[Candidate] = []
-        self.plan_seconds = 0.0
-        self.compile_seconds = 0.0
-        self.compiles = 0
-        stage("compiling %s (%s equations)", what, len(step.program.equations))
-        function = step.as_written()
-        compiled, self.buffers = self._in_xla(
-            lambda: step.compile_with_buffers(function)
-        )
-        self.baseline_seconds = self.compile_seconds
-        self.unplanned = memory_use(compiled)
-        self._sought = [Sought(self._timed(self._profiled))]
-        order = self.problem.program_order
-        self.baseline = Candidate(
-            function,
-            None if step.has_probes else compiled,
-            self.unplanned,
-            order,
-            (),
-            self.unplanned.temp,
-            self.problem.cost(order),
-            self.profile,
-            step.operations(compiled),
-        )
-        self._sought_floor = False
-        self._has_choice = inplace == "auto" and step.can_call
-        if inplace is True:
-            self._plan_calls()
-            self._sought = self._sought[-1:]
-
-    @property
-    def profile(self) -> Profile:
-        """What is planned now."""
-        return self._sought[-1].profile
-
-    @property
-    def problem(self) -> Problem:
-        return self.profile.problem
-
-    # The three questions
+    _sought_floor = False
 
     def fit(self, budget: int, effort: Effort) -> Candidate:
         """The cheapest program found that measures at most `budget` bytes.
@@ -125,6 +66,8 @@ class Workbench:
                 self._bisect(room, effort)
             if not self._fitting(budget):
                 self._seek_other_floor(room, effort)
+            if not self._fitting(budget):
+                self._try_others(room, effort)
         fitting = self._fitting(budget)
         if not fitting:
             raise self.infeasible(budget, effort)
@@ -195,20 +138,6 @@ class Workbench:
             if not found.is_far_off:
                 break
 
-    def finish(self, candidate: Candidate) -> Candidate:
-        """The candidate as a program to run; it may only have been probed."""
-        if candidate.compiled is not None:
-            return candidate
-        stage("compiling the program to run")
-        compiled = self._in_xla(lambda: self.step.compile(candidate.function))
-        memory = memory_use(compiled)
-        found = dataclasses.replace(candidate, compiled=compiled, memory=memory)
-        if candidate is self.baseline:
-            self.baseline, self.unplanned = found, memory
-        else:
-            self.candidates[self.candidates.index(candidate)] = found
-        return found
-
     def try_once(self, budget: int, effort: Effort) -> Candidate | None:
         """One planned program aimed at `budget` bytes, or None if no plan gets there.
 
@@ -216,52 +145,6 @@ class Workbench:
         """
         room = budget - self.unplanned.fixed
         return self._try(room - self._expected_surplus(room), room, effort)
-
-    def describe(self, candidate: Candidate, budget: int | None) -> Plan:
-        """The report on a candidate."""
-        problem = candidate.profile.problem
-        return Plan(
-            budget=budget,
-            unplanned=self.unplanned,
-            measured=candidate.memory,
-            predicted=candidate.predicted + candidate.memory.fixed,
-            flops=candidate.arithmetic(self.step.program),
-            time=candidate.cost / max(self.baseline.cost, 1e-30),
-            actions=list_actions(
-                candidate.profile, candidate.positions, candidate.schedule
-            ),
-            positions=candidate.positions,
-            policy=self.policy,
-            compiles=self.compiles,
-            plan_seconds=self.plan_seconds,
-            compile_seconds=self.compile_seconds,
-            baseline_compile_seconds=self.baseline_seconds,
-            equations=len(self.step.program.equations),
-            fingerprint=fingerprint(problem, budget, candidate.positions),
-            floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
-            problem=problem,
-            arguments=list_arguments(self.step, problem),
-            origin=origin_of(self.step),
-            baseline=named_buffers(self.buffers),
-            has_calls=bool(candidate.positions and candidate.profile.calls),
-        )
-
-    # In-place calls
-
-    def _plan_calls(self) -> bool:
-        """From now on plans the step with in-place calls, if it has any."""
-        self._has_choice = False
-        if self.step.can_call:
-            found = self._timed(lambda: self._profiled(inplace=True))
-            self._sought += [Sought(found)] if found.calls else []
-        return bool(self.profile.calls)
-
-    def _profiled(self, inplace: bool = False) -> Profile:
-        step, fixed = self.step, self.unplanned.fixed
-        found = profile(
-            step.program, self.buffers, fixed, step.platform, inplace=inplace
-        )
-        return with_measured_costs(found) if self.cost_model == "measured" else found
 
     # The loop
 
@@ -309,9 +192,27 @@ class Workbench:
             if below >= above or self._try((below + above) // 2, room, effort) is None:
                 return
 
-    def _try(self, aim: int, room: int, effort: Effort) -> Candidate | None:
+    def _try_others(self, room: int, effort: Effort) -> None:
+        """Tries plans that fit by the model and come from none that is known.
+
+        Plans of as many bytes lose more or less in XLA's packing by chance.
+        """
+        least, known = self._sought[-1].least_temp, len(self.candidates)
+        for share in _SHARES_OF_REST if least <= room else ():
+            found = self._try(least + int(share * (room - least)), room, effort, [])
+            is_enough = len(self.candidates) - known == _MOST_OTHERS
+            if is_enough or (found and found.memory.temp <= room):
+                return
+
+    def _try(
+        self,
+        aim: int,
+        room: int,
+        effort: Effort,
+        starts: list[Positions] | None = None,
+    ) -> Candidate | None:
         """Plans for `aim` bytes of temporaries and compiles."""
-        planned = self._plan(aim, effort)
+        planned = self._plan(aim, effort, starts)
         if planned is None:
             return None
         candidate = self._compile(planned)
@@ -328,63 +229,6 @@ class Workbench:
             return int(room * (1 - 1 / _FIRST_MARGIN))
         nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
         return max(0, nearest.surplus) + least_margin(room)
-
-    def _plan(
-        self, room: int, effort: Effort, starts: list[Positions] | None = None
-    ) -> Planned | None:
-        """The cheapest plan found whose packed block is within `room` bytes."""
-        pool = room - self.profile.standing
-        sought = self._sought[-1]
-        if pool < sought.least_pool:
-            return None
-        if starts is None:
-            starts = nearest(self.candidates, self.profile, room)
-        planned = self._timed(
-            lambda: self.planner.plan(self.problem, pool, effort, starts)
-        )
-        if not planned.fits:
-            sought.in_vain = planned
-            return None
-        return planned
-
-    def _compile(self, planned: Planned) -> Candidate:
-        for known in self.candidates:
-            if known.profile is self.profile and known.positions == planned.positions:
-                return known
-        stage("compiling plan %d", len(self.candidates) + 1)
-        function = emit(self.profile, planned.positions)
-        compiled = self._in_xla(lambda: self.step.probe(function))
-        counted = self.step.operations(compiled)
-        called = called_flops(self.profile, planned.schedule)
-        candidate = Candidate(
-            function,
-            None if self.step.has_probes else compiled,
-            memory_use(compiled),
-            planned.schedule,
-            planned.positions,
-            planned.size + self.profile.standing,
-            planned.cost,
-            self.profile,
-            counted + called if counted else 0.0,
-        )
-        self.candidates.append(candidate)
-        return candidate
-
-    def _fitting(self, budget: int) -> list[Candidate]:
-        return [c for c in self.candidates if c.memory.total <= budget]
-
-    def _in_xla[T](self, work: Callable[[], T]) -> T:
-        start = time.perf_counter()
-        result = work()
-        self.compile_seconds += time.perf_counter() - start
-        self.compiles += 1
-        return result
-
-    def _timed[T](self, work: Callable[[], T]) -> T:
-        start = time.perf_counter()
-        result = work()
-        self.plan_seconds += time.perf_counter() - start
-        return result
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         """The error for a budget below everything reached."""
