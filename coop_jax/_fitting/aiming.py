@@ -12,7 +12,7 @@ _RAISED = 0.7
 
 
 def least_margin(room: int) -> int:
-    """Bytes by which plans that are as good as alike may differ."""
+    """Bytes that are always left: plans that are nearly alike differ by as much."""
     return room // 200
 
 
