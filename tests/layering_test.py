@@ -13,8 +13,8 @@ FOLDERS = ("coop_jax", "xla_ffi", "tests", "examples", "benchmarks", "docs")
 SOURCES = sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))
 
 JAX_FREE = {
-    "_budget", "_errors", "simulate", "_loops.loop_plan", "_loops.scan_branch",
-    "_loops.scan_plan", "_loops.scan_policies",
+    "_budget", "_errors", "simulate", "_fitting.aiming", "_loops.loop_plan",
+    "_loops.scan_branch", "_loops.scan_plan", "_loops.scan_policies",
 }  # fmt: skip
 """Beside `_planning`: what else knows nothing of JAX."""
 MOST_LINES = 400
