@@ -29,6 +29,7 @@ def test_after_a_miss_a_fit_is_followed_halfway_to_it():
     aim = Aim(1000, 20)
     aim.miss(75)
     assert aim.bytes == 900
+    assert aim.rise(300) == 40
     aim.leave(300)
     assert aim.bytes == 940
     aim.miss(10)

@@ -126,6 +126,32 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
     ]
 
 
+@pytest.mark.parametrize(
+    ("dearer", "left", "tries"),
+    [
+        (1.1, [0.02], 2),  # a tenth more time, 2 % of the room left: 0.7 of that pays
+        (1.1, [0.009], 1),
+        (1.02, [0.02], 1),
+        (1.1, [0.02, -0.01, 0.012], 3),  # halfway to what missed would gain too little
+        (1.1, [-0.01, 0.004], 2),
+    ],
+)
+def test_what_is_left_is_aimed_at_where_that_pays(
+    dearer: float, left: list[float], tries: int, monkeypatch: pytest.MonkeyPatch
+):
+    bench, room, aims = workbench(), 1_000_000, []
+
+    def measured(aim, room, effort):
+        share = left[len(aims)] if len(aims) < len(left) else 0.0
+        aims.append(aim)
+        memory = replace(bench.unplanned, temp=int((1 - share) * room))
+        return replace(bench.baseline, memory=memory, cost=dearer * bench.baseline.cost)
+
+    monkeypatch.setattr(bench, "_try", measured)
+    bench._approach(room, QUICK)
+    assert len(aims) == tries
+
+
 class Unlucky(Workbench):
     """XLA takes twice what is planned, but for the last plans that are tried."""
 

@@ -45,9 +45,14 @@ class Aim:
             self.surplus += self._push * over + least_margin(self.room)
             self._push *= 2
 
+    def rise(self, spare: int) -> int:
+        """By how much it would be higher after `spare` bytes were left."""
+        risen = int(_RAISED * spare)
+        if self._missed is None:
+            return risen
+        return min(risen, (self.surplus - self._missed + 1) // 2)
+
     def leave(self, spare: int) -> None:
         """Aims higher, after `spare` bytes were left."""
         self._fitted = self.surplus
-        self.surplus -= int(_RAISED * spare)
-        if self._missed is not None:
-            self.surplus = max(self.surplus, (self._missed + self._fitted) // 2)
+        self.surplus -= self.rise(spare)

@@ -31,7 +31,7 @@ from .progress import stage
 
 _MOST_TRIES = 4
 _MOST_BISECTIONS = 2
-_WORTH_LOOSENING = 0.001  # share of the room left, times what the plan costs more
+_WORTH_LOOSENING = 0.0007  # share of the room to gain, times what the plan costs more
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
@@ -156,10 +156,11 @@ class Workbench(Bench):
             if candidate is None:
                 return
             over = candidate.memory.temp - room
-            hope = (candidate.cost - self.baseline.cost) * -over / room
+            written = self.baseline.cost
+            hope = (candidate.cost - written) * aim.rise(-over)
             if over > 0:
                 aim.miss(over)
-            elif hope > _WORTH_LOOSENING * self.baseline.cost:
+            elif hope > _WORTH_LOOSENING * written * room:
                 aim.leave(-over)
             else:
                 return
