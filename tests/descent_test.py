@@ -79,13 +79,5 @@ def test_with_ways_down_with_noise_less_is_reached(
     assert sum(less < more for less, more in zip(noisy, quiet, strict=True)) > 0
 
 
-def test_the_smallest_is_no_larger_for_what_was_planned_in_vain() -> None:
-    for seed in range(8):
-        problem = layered(seed, 30)
-        known = plan(problem, problem.least_pool - 1, QUICK)
-        assert not known.fits
-        assert smallest(problem, QUICK, known).size <= known.size
-
-
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

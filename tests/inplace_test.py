@@ -269,10 +269,10 @@ def workbench(inplace):
 def test_of_the_smallest_with_calls_and_without_one_is_compiled(are_smaller) -> None:
     bench, sizes = workbench("auto"), {}
 
-    def smallest(problem, effort, known):
+    def smallest(problem, effort):
         has_calls = problem is not bench.baseline.profile.problem
         more = 10**9 if has_calls != are_smaller else 0
-        found = PLANNERS["coop"].smallest(problem, effort, known)
+        found = PLANNERS["coop"].smallest(problem, effort)
         sizes[has_calls] = found.size + more
         return dataclasses.replace(found, size=found.size + more)
 
@@ -287,8 +287,8 @@ def test_of_the_smallest_with_calls_and_without_one_is_compiled(are_smaller) -> 
 def test_before_a_budget_is_refused_the_other_smallest_is_compiled() -> None:
     bench = workbench("auto")
 
-    def smallest(problem, effort, known):
-        found = PLANNERS["coop"].smallest(problem, effort, known)
+    def smallest(problem, effort):
+        found = PLANNERS["coop"].smallest(problem, effort)
         if problem is not bench.baseline.profile.problem:
             return found
         # Smaller by the model, but what XLA makes of it is the step as written.

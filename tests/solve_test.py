@@ -49,8 +49,8 @@ def test_only_where_xla_adds_much_the_floor_is_sought_twice(
 ):
     asked = set()
 
-    def smallest(problem, effort, known):
-        found = PLANNERS["coop"].smallest(problem, effort, known)
+    def smallest(problem, effort):
+        found = PLANNERS["coop"].smallest(problem, effort)
         return replace(found, size=int(share * found.size))
 
     def plan(problem, pool, effort, starts):
@@ -68,8 +68,8 @@ def test_plans_for_a_little_more_than_the_smallest_start_from_cheaper_ones_nearb
     bench, asked = workbench(), []
     nearby = planner.program_order(bench.problem)
 
-    def smallest(problem, effort, known):
-        found = PLANNERS["coop"].smallest(problem, effort, known)
+    def smallest(problem, effort):
+        found = PLANNERS["coop"].smallest(problem, effort)
         return replace(found, nearby=(nearby,))
 
     def plan(problem, pool, effort, starts):
@@ -126,6 +126,11 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
     ]
 
 
+def test_what_was_the_smallest_is_not_refused_as_a_budget():
+    least = workbench().floor(QUICK).memory.total
+    assert workbench().fit(least, QUICK).memory.total <= least
+
+
 @pytest.mark.parametrize(
     ("dearer", "left", "tries"),
     [
@@ -176,7 +181,7 @@ def test_where_xla_adds_to_the_smallest_others_are_tried_before_it_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ):
     bench = Unlucky(small_flat_step())
-    least = PLANNERS["coop"].smallest(bench.problem, QUICK, None)
+    least = PLANNERS["coop"].smallest(bench.problem, QUICK)
     budget = bench.unplanned.fixed + bench.profile.standing + int(1.3 * least.size)
     found = bench.fit(budget, QUICK)
     assert found.memory.total <= budget

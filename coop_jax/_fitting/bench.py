@@ -136,18 +136,14 @@ class Bench:
     ) -> Planned | None:
         """The cheapest plan found whose packed block is within `room` bytes."""
         pool = room - self.profile.standing
-        sought = self._sought[-1]
-        if pool < sought.least_pool:
+        if pool < self._sought[-1].least_pool:
             return None
         if starts is None:
             starts = nearest(self.candidates, self.profile, room)
         planned = self._timed(
             lambda: self.planner.plan(self.problem, pool, effort, starts)
         )
-        if not planned.fits:
-            sought.in_vain = planned
-            return None
-        return planned
+        return planned if planned.fits else None
 
     def _compile(self, planned: Planned) -> Candidate:
         for known in self.candidates:

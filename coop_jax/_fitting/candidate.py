@@ -92,13 +92,11 @@ class Sought:
     Attributes:
       profile: the step with in-place calls or without.
       least_pool: smallest pool reached, if it was looked for.
-      in_vain: where planning ended that reached no pool small enough.
       smallest: the plan for the smallest pool, until it is compiled.
     """
 
     profile: Profile
     least_pool: int = 1
-    in_vain: Planned | None = None
     smallest: Planned | None = None
 
     @property

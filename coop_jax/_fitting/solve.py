@@ -109,7 +109,7 @@ class Workbench(Bench):
     def _plan_smallest(self, sought: Sought, effort: Effort) -> None:
         stage("looking for the smallest plan")
         problem, smallest = sought.profile.problem, self.planner.smallest
-        found = self._timed(lambda: smallest(problem, effort, sought.in_vain))
+        found = self._timed(lambda: smallest(problem, effort))
         sought.least_pool, sought.smallest = found.size, found
 
     def _seek_other_floor(self, room: int, effort: Effort) -> None:

@@ -44,8 +44,7 @@ class Planned:
       size: bytes that count against the pool: `peak`, or the packed block's.
       cost: seconds by the cost model.
       fits: whether `size` is within the pool asked for.
-      nearby: where else to go on from: cheaper plans a little larger than the smallest,
-        if that was asked for; where no plan fits, what was reached in other ways.
+      nearby: cheaper plans a little larger than the smallest, if that was asked for.
     """
 
     schedule: Schedule

@@ -94,15 +94,13 @@ def plan(
         enough = _enough_ways(problem) + len(guides)
         reached = list(_followed(crew, pool, ways, effort, enough, len(known)))
         fitting = sum(one.fits for one in reached)
-        noisy: list[Planned] = []
         is_cheap = fitting and _is_nearly_free(problem, _best(reached))
         if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
-            quiet, *noisy = (way.result() for way in _ways_to_less(crew, pool, effort))
-            reached.append(quiet)
-        best = _best((*reached, *noisy))
+            reached += [way.result() for way in _ways_to_less(crew, pool, effort)]
+        best = _best(reached)
         if best.peak <= pool:
-            best = _best((best, *_refined(crew, best, (*reached, *noisy), effort)))
-    return best if best.fits else _in_vain([best], reached, noisy)
+            best = _best((best, *_refined(crew, best, reached, effort)))
+    return best
 
 
 def _refined(
@@ -252,7 +250,6 @@ def positions(problem: Problem, schedule: Schedule) -> Positions:
 def smallest(
     problem: Problem,
     effort: Effort | None = None,
-    known: Planned | None = None,
     *,
     is_packed: bool = False,
 ) -> Planned:
@@ -261,16 +258,13 @@ def smallest(
     Args:
       problem: ops in program order with costs and sizes.
       effort: how long to refine.
-      known: what `plan` came to where it did not fit, to go on from.
       is_packed: as for `plan`.
     """
     effort = effort or Effort()
     with Crew(problem, problem.fixed, effort, is_packed) as crew:
         search = crew.lead
-        known = known or _reach_in_vain(crew, effort)
-        starts = [known, *map(search.at, known.nearby)]
-        different = {start.positions: start for start in starts}.values()
-        found = [way for start in different for way in _further(crew, start, effort)]
+        starts = _reach_in_vain(crew, effort)
+        found = [way for start in starts for way in _further(crew, start, effort)]
         least = min(planned.size for planned in found)
         near = [planned for planned in found if planned.size <= least * _AS_SMALL]
         best = min(near, key=lambda planned: planned.cost)
@@ -292,25 +286,18 @@ def _nearby(best: Planned, found: Iterable[Planned]) -> tuple[Positions, ...]:
     return tuple(f.positions for f in sorted(cheaper, key=lambda f: f.cost))
 
 
-def _reach_in_vain(crew: Crew, effort: Effort) -> Planned:
-    """The smallest of fresh starts for a pool out of reach, and of ways down."""
+def _reach_in_vain(crew: Crew, effort: Effort) -> list[Planned]:
+    """The smallest of fresh starts for a pool out of reach and of ways down.
+
+    Those with noise apart: from what is smallest it does not always go furthest down.
+    """
     problem = crew.lead.problem
     pool = problem.least_pool
     under_way = _ways_to_less(crew, pool, effort)
     ways = [] if _is_long(problem) else _ways_down(problem)
     found = list(_followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN))
     quiet, *noisy = (way.result() for way in under_way)
-    return _in_vain([*found, quiet], noisy)
-
-
-def _in_vain(*groups: list[Planned]) -> Planned:
-    """The smallest of all, and beside it the smallest of each group.
-
-    The way down from what is smallest does not always lead furthest.
-    """
-    ends = sorted((_best(some) for some in groups if some), key=lambda end: end.size)
-    nearby = tuple(end.positions for end in ends[1:])
-    return dataclasses.replace(ends[0], nearby=nearby)
+    return [_best(ways) for ways in ([*found, quiet], noisy) if ways]
 
 
 def _further(crew: Crew, start: Planned, effort: Effort) -> list[Planned]:

@@ -28,12 +28,11 @@ class Planner:
     Attributes:
       plan: (problem, pool in bytes, effort, plans to start from) -> the cheapest
         schedule it finds whose values, packed, are within the pool.
-      smallest: (problem, effort, what `plan` came to in vain) -> a schedule for the
-        smallest pool it reaches.
+      smallest: (problem, effort) -> a schedule for the smallest pool it reaches.
     """
 
     plan: Callable[[Problem, int, Effort, Sequence[Positions]], Planned]
-    smallest: Callable[[Problem, Effort, Planned | None], Planned]
+    smallest: Callable[[Problem, Effort], Planned]
 
 
 def _online(policy: Policy) -> Planner:
@@ -73,9 +72,7 @@ def _online(policy: Policy) -> Planner:
             return dataclasses.replace(tried[-1], fits=False)
         return min(within, key=lambda found: found.cost)
 
-    def smallest_online(
-        problem: Problem, effort: Effort, known: Planned | None = None
-    ) -> Planned:
+    def smallest_online(problem: Problem, effort: Effort) -> Planned:
         """Online policies are not monotone: the smallest of a falling series."""
         state = Retention(problem)
         best = run_once(problem, pool := 2 * state.peak())
