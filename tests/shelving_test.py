@@ -4,11 +4,13 @@ import dataclasses
 import random
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Literal
 
 from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._fitting.emit import emit
@@ -155,6 +157,42 @@ def test_xla_keeps_one_array_for_each_type_and_writes_it_in_place() -> None:
     row = WIDTH * 2
     assert len({b.place for b in alone if b.size == row}) >= LAYERS - 1
     assert len({b.place for b in buffers if b.size == row}) < LAYERS / 2
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
+
+
+def test_what_comes_next_waits_for_what_is_about_to_be_shelved() -> None:
+    """Else the large arrays that a bias' gradient sums up would stay meanwhile."""
+    flat, found = profiled()
+    function = emit(found, [(k,) for k in range(len(found.problem.ops))])
+    equations = jax.make_jaxpr(function)(*flat.leaves).jaxpr.eqns
+    maker = {v: k for k, e in enumerate(equations) for v in e.outvars}
+    is_barrier = [e.primitive.name == "optimization_barrier" for e in equations]
+    inputs = [[v for v in e.invars if not isinstance(v, Literal)] for e in equations]
+    read = {v for operands in inputs for v in operands}
+    # XLA takes what nothing reads out of a barrier.
+    kept = [
+        [v for v, w in zip(e.invars, e.outvars, strict=True) if w in read]
+        if is_barrier[k]
+        else inputs[k]
+        for k, e in enumerate(equations)
+    ]
+    sources = [{maker[v] for v in operands if v in maker} for operands in kept]
+    sums = [
+        k
+        for k, e in enumerate(equations)
+        if e.primitive.name == "reduce_sum"
+        and shape_of(e.invars[0]) == (ROWS, WIDTH)
+        and shape_of(e.outvars[0])
+    ]
+    assert len(sums) >= LAYERS
+    for k in sums:
+        seen = {is_barrier.index(True, k)}
+        while more := set().union(*(sources[at] for at in seen)) - seen:
+            seen |= more
+        assert k in seen
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -139,6 +139,7 @@ def test_what_was_the_smallest_is_not_refused_as_a_budget():
         (1.02, [0.02], 1),
         (1.1, [0.02, -0.01, 0.012], 3),  # halfway to what missed would gain too little
         (1.1, [-0.01, 0.004], 2),
+        (1.1, [-0.01] * 9, 3),  # the smallest is tried instead
     ],
 )
 def test_what_is_left_is_aimed_at_where_that_pays(
@@ -155,6 +156,37 @@ def test_what_is_left_is_aimed_at_where_that_pays(
     monkeypatch.setattr(bench, "_try", measured)
     bench._approach(room, QUICK)
     assert len(aims) == tries
+
+
+def test_plans_for_more_than_the_smallest_are_left_until_it_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    least = workbench().floor(QUICK).memory.total
+    bench, relaxed = workbench(), []
+    monkeypatch.setattr(bench, "_approach", lambda room, effort: None)
+    monkeypatch.setattr(bench, "_relax", relaxed.append)
+    bench.fit(least, QUICK)
+    assert not relaxed
+    with pytest.raises(BudgetError):
+        bench.fit(bench.unplanned.fixed + 1, QUICK)
+    assert relaxed
+
+
+@pytest.mark.parametrize(("missed", "bisections"), [(1, 2), (2, 2), (3, 1), (6, 1)])
+def test_plans_for_a_budget_are_five_at_most_but_one_is_bisected(
+    missed: int, bisections: int, monkeypatch: pytest.MonkeyPatch
+):
+    bench, found = workbench(), []
+    floor = bench.floor(QUICK)
+    room = floor.memory.temp
+    memory = replace(floor.memory, temp=2 * room)
+    bench.candidates = [replace(floor, memory=memory) for _ in range(missed)]
+    monkeypatch.setattr(
+        bench, "_seek_smallest", lambda effort: bench.candidates.append(floor)
+    )
+    monkeypatch.setattr(bench, "_bisect", lambda room, effort, n: found.append(n))
+    bench._come_from_below(room, QUICK, missed)
+    assert found == [bisections]
 
 
 class Unlucky(Workbench):

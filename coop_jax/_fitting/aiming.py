@@ -23,10 +23,12 @@ class Aim:
     Attributes:
       room: bytes that may be taken.
       surplus: by how much less is aimed at.
+      misses: plans that took more.
     """
 
     room: int
     surplus: int
+    misses: int = 0
     _push: int = 1
     _missed: int | None = None
     _fitted: int | None = None
@@ -38,6 +40,7 @@ class Aim:
 
     def miss(self, over: int) -> None:
         """Aims lower, after `over` bytes too many."""
+        self.misses += 1
         self._missed = self.surplus
         if self._fitted is not None:
             self.surplus = (self._missed + self._fitted) // 2

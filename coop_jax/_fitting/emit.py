@@ -154,8 +154,12 @@ class _Emission:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         self.shelf.put(local)
+        waited = [v for v in self.triggers if self.last_read.get(v, -1) > index]
         if is_large:
             self.triggers = self._ends(index, part) or self.triggers
+        elif len(waited) < len(self.triggers):
+            # What was read for the last time is waited for by its readers.
+            self.triggers = [*waited, *self._ends(index, part)] or self.triggers
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
         made: set[Variable] = set()
@@ -211,8 +215,8 @@ class _Emission:
             [*tied.values(), *literals, *beside]
         )
         self.watershed.passed(clock)
-        self.shelf.passed(shelf)
         tied.update(zip(tied, map(self._in_order, behind), strict=False))
+        self.shelf.passed(shelf, tied)
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
         return dict(zip(places, behind[len(tied) :], strict=True))
@@ -276,7 +280,7 @@ class _Emission:
                 for v in outputs
                 if getattr(self.env[v], "size", 0)
                 and self.last_read.get(v, -1) > index
-                and v not in self.shelf
+                and (v not in self.shelf or self.shelf.is_about_to_take(v))
             ]
             if sized and (not found or inside.isdisjoint(outputs)):
                 found.append(max(sized, key=lambda v: self.env[v].size))

@@ -43,6 +43,10 @@ class Shelf:
         """Whether it is to be read from here: it is, once all values are."""
         return variable in self._avals and not self._missing
 
+    def is_about_to_take(self, variable: Variable) -> bool:
+        """Whether it was put here and is not written yet."""
+        return variable in self._waiting
+
     def put(self, values: Mapping[Variable, Any]) -> None:
         """Takes those of the values that belong here, and writes a few at a time."""
         self._waiting |= {v: values[v] for v in self._missing if v in values}
@@ -84,7 +88,8 @@ class Shelf:
         """By type, arrays that were written or read since they passed a barrier."""
         return {name: self._arrays[name] for name in self._touched}
 
-    def passed(self, arrays: Mapping[str, Any]) -> None:
-        """Goes on with `touched` arrays from behind a barrier."""
+    def passed(self, arrays: Mapping[str, Any], values: Mapping[Variable, Any]) -> None:
+        """Goes on with `touched` arrays, and values, from behind a barrier."""
         self._arrays |= arrays
         self._touched.clear()
+        self._waiting |= {v: values[v] for v in self._waiting if v in values}

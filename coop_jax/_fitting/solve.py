@@ -18,19 +18,22 @@ passed over.
 """
 
 import dataclasses
+import functools
 
 from .._errors import BudgetError
-from .._planning.planner import Effort, Positions
+from .._planning.planner import Effort, Planned, Positions
 from .._program.shards import communicates
 from .advice import advise
 from .aiming import Aim, least_margin
 from .bench import Bench
-from .candidate import Candidate, Sought
+from .candidate import Candidate
 from .describe import held_at_peak
 from .progress import stage
 
 _MOST_TRIES = 4
+_MOST_MISSES = 3
 _MOST_BISECTIONS = 2
+_MOST_PLANS = 5  # compiled for a budget, unless it would be refused
 _WORTH_LOOSENING = 0.0007  # share of the room to gain, times what the plan costs more
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
@@ -45,6 +48,7 @@ class Workbench(Bench):
     """Looks for the programs that are asked for."""
 
     _sought_floor = False
+    _unrelaxed: Planned | None = None
 
     def fit(self, budget: int, effort: Effort) -> Candidate:
         """The cheapest program found that measures at most `budget` bytes.
@@ -54,16 +58,13 @@ class Workbench(Bench):
         """
         if self.unplanned.total <= budget:
             return self._where_it_fits(effort)
-        room = budget - self.unplanned.fixed
+        room, known = budget - self.unplanned.fixed, len(self.candidates)
         if room > 0:
             self._approach(room, effort)
             if not self._fitting(budget) and self._has_choice and self._plan_calls():
                 self._approach(room, effort)
             if not self._fitting(budget):
-                self.floor(effort)
-                if all(c.memory.temp <= room for c in self.candidates):
-                    self._approach(room, effort)
-                self._bisect(room, effort)
+                self._come_from_below(room, effort, len(self.candidates) - known)
             if not self._fitting(budget):
                 self._seek_other_floor(room, effort)
             if not self._fitting(budget):
@@ -75,15 +76,8 @@ class Workbench(Bench):
 
     def floor(self, effort: Effort) -> Candidate:
         """The program with the fewest bytes that was reached."""
-        if not self._sought_floor:
-            self._sought_floor = True
-            if self._has_choice:
-                self._plan_calls()
-            # With in-place calls and without: either may reach further down.
-            for sought in self._sought:
-                self._plan_smallest(sought, effort)
-            self._sought.sort(key=lambda sought: -sought.least_temp)
-            self._seek_floor(effort)
+        self._seek_smallest(effort)
+        self._relax(effort)
         return min((self.baseline, *self.candidates), key=lambda c: c.memory.total)
 
     def near_floor(self, effort: Effort) -> Candidate:
@@ -106,22 +100,33 @@ class Workbench(Bench):
                 break
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
-    def _plan_smallest(self, sought: Sought, effort: Effort) -> None:
-        stage("looking for the smallest plan")
-        problem, smallest = sought.profile.problem, self.planner.smallest
-        found = self._timed(lambda: smallest(problem, effort))
-        sought.least_pool, sought.smallest = found.size, found
+    def _seek_smallest(self, effort: Effort) -> None:
+        """Plans for the smallest pool and compiles that, once."""
+        if self._sought_floor:
+            return
+        self._sought_floor = True
+        if self._has_choice:
+            self._plan_calls()
+        # With in-place calls and without: either may reach further down.
+        for sought in self._sought:
+            stage("looking for the smallest plan")
+            problem, smallest = sought.profile.problem, self.planner.smallest
+            found = self._timed(functools.partial(smallest, problem, effort))
+            sought.least_pool, sought.smallest = found.size, found
+        self._sought.sort(key=lambda sought: -sought.least_temp)
+        self._compile_smallest()
 
-    def _seek_other_floor(self, room: int, effort: Effort) -> None:
-        """Compiles the larger of two smallest plans too, if it may fit."""
-        other = self._sought[0]
-        if len(self._sought) > 1 and other.smallest and other.least_temp <= room:
-            self._sought.append(self._sought.pop(0))
-            self._seek_floor(effort)
-
-    def _seek_floor(self, effort: Effort) -> None:
+    def _compile_smallest(self) -> None:
         least, self._sought[-1].smallest = self._sought[-1].smallest, None
         assert least is not None
+        self._compile(least)
+        self._unrelaxed = least
+
+    def _relax(self, effort: Effort) -> None:
+        """Compiles plans for a little more than the smallest: XLA may use less."""
+        least, self._unrelaxed = self._unrelaxed, None
+        if least is None:
+            return
         found, known = self._compile(least), [least.positions]
         # Under such pressure the model's order of near ties is not XLA's.
         quick = dataclasses.replace(effort, rounds=0, moves=effort.moves // 4)
@@ -138,6 +143,14 @@ class Workbench(Bench):
             if not found.is_far_off:
                 break
 
+    def _seek_other_floor(self, room: int, effort: Effort) -> None:
+        """Compiles the larger of two smallest plans too, if it may fit."""
+        other = self._sought[0]
+        if len(self._sought) > 1 and other.smallest and other.least_temp <= room:
+            self._sought.append(self._sought.pop(0))
+            self._compile_smallest()
+            self._relax(effort)
+
     def try_once(self, budget: int, effort: Effort) -> Candidate | None:
         """One planned program aimed at `budget` bytes, or None if no plan gets there.
 
@@ -147,6 +160,17 @@ class Workbench(Bench):
         return self._try(room - self._expected_surplus(room), room, effort)
 
     # The loop
+
+    def _come_from_below(self, room: int, effort: Effort, missed: int) -> None:
+        """Starts from the smallest, after `missed` plans took too many bytes."""
+        known = len(self.candidates) - missed
+        self._seek_smallest(effort)
+        if all(c.memory.temp > room for c in self.candidates):
+            self._relax(effort)
+        if all(c.memory.temp <= room for c in self.candidates):
+            self._approach(room, effort)
+        left = _MOST_PLANS - (len(self.candidates) - known)
+        self._bisect(room, effort, min(max(left, 1), _MOST_BISECTIONS))
 
     def _approach(self, room: int, effort: Effort) -> None:
         """Tries plans until one uses at most `room` bytes of temporaries."""
@@ -160,6 +184,8 @@ class Workbench(Bench):
             hope = (candidate.cost - written) * aim.rise(-over)
             if over > 0:
                 aim.miss(over)
+                if aim.misses == _MOST_MISSES:
+                    return
             elif hope > _WORTH_LOOSENING * written * room:
                 aim.leave(-over)
             else:
@@ -178,12 +204,12 @@ class Workbench(Bench):
         is_less = found.operations < _WORTH_PLANNING * written.operations
         return found if is_less and found.memory.total <= most.total else written
 
-    def _bisect(self, room: int, effort: Effort) -> None:
+    def _bisect(self, room: int, effort: Effort, tries: int) -> None:
         """Looks between the cheapest program that fits and the nearest that does not.
 
         Without this a near miss would cost as much as the floor.
         """
-        for _ in range(_MOST_BISECTIONS):
+        for _ in range(tries):
             fitting = [c for c in self.candidates if c.memory.temp <= room]
             missing = [c for c in self.candidates if c.memory.temp > room]
             if not fitting or not missing:
