@@ -151,7 +151,8 @@ def test_what_is_left_is_aimed_at_where_that_pays(
         share = left[len(aims)] if len(aims) < len(left) else 0.0
         aims.append(aim)
         memory = replace(bench.unplanned, temp=int((1 - share) * room))
-        return replace(bench.baseline, memory=memory, cost=dearer * bench.baseline.cost)
+        cost = dearer * bench.baseline.cost
+        return replace(bench.baseline, memory=memory, cost=cost, predicted=aim)
 
     monkeypatch.setattr(bench, "_try", measured)
     bench._approach(room, QUICK)

@@ -38,13 +38,18 @@ class Aim:
         """What to plan for now."""
         return self.room - self.surplus
 
-    def miss(self, over: int) -> None:
-        """Aims lower, after `over` bytes too many."""
+    def miss(self, over: int, unused: int = 0) -> None:
+        """Aims lower, after `over` bytes too many.
+
+        The plan may itself have left `unused` bytes of what was aimed at.
+        """
         self.misses += 1
-        self._missed = self.surplus
         if self._fitted is not None:
+            self._missed = self.surplus
             self.surplus = (self._missed + self._fitted) // 2
         else:
+            self.surplus += unused
+            self._missed = self.surplus
             self.surplus += self._push * over + least_margin(self.room)
             self._push *= 2
 

@@ -167,10 +167,11 @@ class Workbench(Bench):
         self._seek_smallest(effort)
         if all(c.memory.temp > room for c in self.candidates):
             self._relax(effort)
-        if all(c.memory.temp <= room for c in self.candidates):
+        if is_all_within := all(c.memory.temp <= room for c in self.candidates):
             self._approach(room, effort)
         left = _MOST_PLANS - (len(self.candidates) - known)
-        self._bisect(room, effort, min(max(left, 1), _MOST_BISECTIONS))
+        least = 0 if is_all_within else 1
+        self._bisect(room, effort, min(max(left, least), _MOST_BISECTIONS))
 
     def _approach(self, room: int, effort: Effort) -> None:
         """Tries plans until one uses at most `room` bytes of temporaries."""
@@ -183,7 +184,7 @@ class Workbench(Bench):
             written = self.baseline.cost
             hope = (candidate.cost - written) * aim.rise(-over)
             if over > 0:
-                aim.miss(over)
+                aim.miss(over, max(0, aim.bytes - candidate.predicted))
                 if aim.misses == _MOST_MISSES:
                     return
             elif hope > _WORTH_LOOSENING * written * room:
