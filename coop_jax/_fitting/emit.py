@@ -154,12 +154,8 @@ class _Emission:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         self.shelf.put(local)
-        waited = [v for v in self.triggers if self.last_read.get(v, -1) > index]
         if is_large:
             self.triggers = self._ends(index, part) or self.triggers
-        elif len(waited) < len(self.triggers):
-            # What was read for the last time is waited for by its readers.
-            self.triggers = [*waited, *self._ends(index, part)] or self.triggers
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
         made: set[Variable] = set()
@@ -280,11 +276,18 @@ class _Emission:
                 for v in outputs
                 if getattr(self.env[v], "size", 0)
                 and self.last_read.get(v, -1) > index
-                and (v not in self.shelf or self.shelf.is_about_to_take(v))
+                and (v not in self.shelf or self._waits_for(op, v))
             ]
             if sized and (not found or inside.isdisjoint(outputs)):
                 found.append(max(sized, key=lambda v: self.env[v].size))
         return found
+
+    def _waits_for(self, op: OpId, v: Variable) -> bool:
+        """Whether what follows waits for a value that is about to be on the shelf.
+
+        What XLA makes in one kernel with others may wait until it is written there.
+        """
+        return op in self.alone and self.shelf.is_about_to_take(v)
 
 
 def _alone(profile: Profile) -> set[OpId]:
