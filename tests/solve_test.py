@@ -186,7 +186,7 @@ def test_plans_for_a_budget_are_five_at_most_but_one_is_bisected(
         bench, "_seek_smallest", lambda effort: bench.candidates.append(floor)
     )
     monkeypatch.setattr(bench, "_bisect", lambda room, effort, n: found.append(n))
-    bench._come_from_below(room, QUICK, missed)
+    bench._come_from_below(room, QUICK, 0)
     assert found == [bisections]
 
 

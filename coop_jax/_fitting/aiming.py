@@ -1,9 +1,9 @@
 """What to aim the planner at until XLA's bytes fit. Imports no JAX.
 
 XLA adds to what the model predicts, and more to one plan than to the next. So after a
-miss the aim is lower by what was too much, twice as far each time; after a fit that
-leaves much it is higher, but no higher than halfway to what missed before, and halfway
-back to the fit if that is too high.
+miss the aim is below what was predicted, by what was too much, twice as far each time;
+after a fit that leaves much it is higher, but no higher than halfway to what missed
+before, and halfway back to the fit if that is too high.
 """
 
 from dataclasses import dataclass

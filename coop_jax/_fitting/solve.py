@@ -64,7 +64,7 @@ class Workbench(Bench):
             if not self._fitting(budget) and self._has_choice and self._plan_calls():
                 self._approach(room, effort)
             if not self._fitting(budget):
-                self._come_from_below(room, effort, len(self.candidates) - known)
+                self._come_from_below(room, effort, known)
             if not self._fitting(budget):
                 self._seek_other_floor(room, effort)
             if not self._fitting(budget):
@@ -161,9 +161,8 @@ class Workbench(Bench):
 
     # The loop
 
-    def _come_from_below(self, room: int, effort: Effort, missed: int) -> None:
-        """Starts from the smallest, after `missed` plans took too many bytes."""
-        known = len(self.candidates) - missed
+    def _come_from_below(self, room: int, effort: Effort, known: int) -> None:
+        """Starts from the smallest; the first `known` plans are of other budgets."""
         self._seek_smallest(effort)
         if all(c.memory.temp > room for c in self.candidates):
             self._relax(effort)
@@ -184,7 +183,7 @@ class Workbench(Bench):
             written = self.baseline.cost
             hope = (candidate.cost - written) * aim.rise(-over)
             if over > 0:
-                aim.miss(over, max(0, aim.bytes - candidate.predicted))
+                aim.miss(over, aim.bytes - candidate.predicted)
                 if aim.misses == _MOST_MISSES:
                     return
             elif hope > _WORTH_LOOSENING * written * room:
