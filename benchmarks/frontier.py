@@ -2,6 +2,7 @@
 
     python -m benchmarks.frontier --model gpt2 --json gpt2.json
     JAX_PLATFORMS=cpu python -m benchmarks.frontier --backend h200
+    python -m benchmarks.frontier --backend gpu --no-error     # on a GPU
 
 For every model: the step as it is; every block under `jax.checkpoint` with each usual
 policy; and `coop_jax` at exactly the bytes each policy measured, at shares of the bytes
@@ -13,6 +14,7 @@ programs compiled for the earlier ones; `--cold` gives each its own, as a single
 
 Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes, flops, the
 traffic of the kernels and the least time they can take (`benchmarks.roofline`) only.
+Backend gpu is the first GPU at hand, and has all of these and times.
 """
 
 import argparse
@@ -62,7 +64,7 @@ class Settings:
     """What to measure.
 
     Attributes:
-      backend: "cpu" or "h200".
+      backend: "cpu", "gpu" or "h200".
       shares: budgets as shares of the bytes of the step as it is.
       repeats: rounds of timing; 0 for none.
       compile_repeats: rounds of compiling each plan beside the step as written.
@@ -87,7 +89,7 @@ class Settings:
     @property
     def runs(self) -> bool:
         """Whether programs are run, not only compiled."""
-        return self.backend == "cpu" and (self.repeats > 0 or self.has_error)
+        return self.backend != "h200" and (self.repeats > 0 or self.has_error)
 
 
 @dataclass(eq=False)
@@ -282,9 +284,9 @@ class Sweep:
         )
 
     def _roofline(self, compiled: Any) -> Roofline | None:
-        """What its kernels take, where they cannot be timed."""
-        is_described = self.settings.backend == "h200"
-        return roofline(compiled.as_text()) if is_described else None
+        """What its kernels take at least, on a GPU."""
+        is_on_gpu = self.settings.backend != "cpu"
+        return roofline(compiled.as_text()) if is_on_gpu else None
 
     def _add(self, row: Row, run: Callable | None) -> None:
         self.entries.append(Entry(row, run if self.settings.runs else None))
@@ -401,7 +403,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option = parser.add_argument
     option("--model", nargs="+", choices=(*MODELS, *SCANNED), default=list(MODELS))
     option("--size", choices=("small", "paper"), default="small")
-    option("--backend", choices=("cpu", "h200"), default="cpu")
+    option("--backend", choices=("cpu", "gpu", "h200"), default="cpu")
     option("--json", metavar="FILE", help="write the rows here as well")
     option("--shares", type=_shares, default=_SHARES, metavar="0.8,0.6,...")
     option("--repeats", type=int, default=9, help="rounds of timing")

@@ -38,7 +38,7 @@ class Row:
       flops: by XLA's cost analysis, over those of `PLAIN`.
       counted_flops: of the traced or emitted program, over those of `PLAIN`.
       traffic: bytes that kernels read and write (`benchmarks.traffic`), over those of
-        `PLAIN`; for a card that is only described.
+        `PLAIN`; for GPUs.
       roofline: least seconds that they can take (`benchmarks.roofline`), over those of
         `PLAIN`; likewise.
       estimated_time: seconds by the planner's cost model, over those of `PLAIN`.
@@ -137,6 +137,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpus": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),

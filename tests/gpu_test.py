@@ -150,14 +150,20 @@ def clipped_step(weights, x):
 UP, DOWN, BATCH = (512, 1536), (1536, 512), (2560, 512)
 
 
-def with_a_watershed(bench: Workbench) -> Planned:
-    """A plan for half of the temporaries that is over them without its watershed."""
-    pool = bench.unplanned.temp // 2 - bench.profile.standing
-    found = plan(bench.problem, pool, Effort(), is_packed=True)
+def with_a_watershed(bench: Workbench) -> tuple[Planned, int]:
+    """A plan that is over its pool without its watershed, and the bytes of that pool.
+
+    The pool has half of the temporaries, or about that: whether all is placed together
+    by itself depends on what each kernel needs.
+    """
     without = dataclasses.replace(bench.problem, has_watershed=False)
-    assert packed(bench.problem, found.schedule).peak <= pool
-    assert packed(without, found.schedule).peak > pool
-    return found
+    for share in (0.5, 0.48, 0.52, 0.46, 0.54, 0.44, 0.56, 0.42, 0.58, 0.4):
+        pool = int(share * bench.unplanned.temp) - bench.profile.standing
+        found = plan(bench.problem, pool, Effort(), is_packed=True)
+        assert packed(bench.problem, found.schedule).peak <= pool
+        if packed(without, found.schedule).peak > pool:
+            return found, pool
+    raise AssertionError("no plan needs a watershed")
 
 
 @pytest.mark.gpu
@@ -166,14 +172,14 @@ def test_described_what_is_alive_across_the_watershed_is_placed_first() -> None:
     bench = described(
         clipped_step, [layer] * 12, jax.ShapeDtypeStruct(BATCH, jnp.float32)
     )
-    found, temp = with_a_watershed(bench), {}
+    (found, pool), temp = with_a_watershed(bench), {}
     for has_watershed in (True, False):
         problem = dataclasses.replace(bench.problem, has_watershed=has_watershed)
         profile = dataclasses.replace(bench.profile, problem=problem)
         compiled = bench.step.compile(emit(profile, found.positions))
         temp[has_watershed] = memory_use(compiled).temp
-    half = bench.unplanned.temp // 2
-    assert temp[True] < 1.001 * half < temp[False]
+    room = pool + bench.profile.standing
+    assert temp[True] < 1.001 * room < temp[False]
 
 
 @pytest.mark.gpu
@@ -207,7 +213,8 @@ def test_a_step_with_a_watershed_agrees_on_a_gpu() -> None:
     args = jax.device_put((weights, jax.random.normal(next(keys), BATCH)), device)
     step = flat_step(jax.jit(clipped_step).trace(*args), jax.tree.leaves(args))
     bench = Workbench(step)
-    function = emit(bench.profile, with_a_watershed(bench).positions)
+    found, _ = with_a_watershed(bench)
+    function = emit(bench.profile, found.positions)
     compiled = step.compile(function)
     assert "AllocateBuffer" in compiled.as_text()
     mine = compiled(*jax.tree.leaves(args))

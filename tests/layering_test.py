@@ -1,6 +1,7 @@
 """Rules on who may import what, and on the size and names of files."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,14 @@ RUN_ALONE = 'if __name__ == "__main__":'
 )
 def test_a_test_file_runs_as_a_program_as_bazel_runs_it(path: Path) -> None:
     assert RUN_ALONE in path.read_text().splitlines()
+
+
+def test_native_code_uses_no_streams() -> None:
+    """They crash where libstdc++ is linked statically (`xla_ffi/text.h`)."""
+    sources = [*(ROOT / "xla_ffi").rglob("*.[ch]*"), *PACKAGE.rglob("*.[ch]*")]
+    found = re.compile(r"#include <(\w*stream|iomanip|locale|regex)>")
+    assert len(sources) > 20
+    assert [in_root(path) for path in sources if found.search(path.read_text())] == []
 
 
 if __name__ == "__main__":

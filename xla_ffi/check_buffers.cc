@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "program.h"
+#include "text.h"
 
 namespace coop_jax {
 namespace {
@@ -42,7 +42,7 @@ std::string CheckBuffer(const std::string& what, const Array& array,
 }  // namespace
 
 std::string Describe(Storage storage, const int64_t* dimensions, size_t rank) {
-  std::ostringstream text;
+  Text text;
   text << Name(storage) << "[";
   for (size_t d = 0; d < rank; ++d) text << (d ? "," : "") << dimensions[d];
   text << "]";

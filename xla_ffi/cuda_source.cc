@@ -1,11 +1,11 @@
 #include "cuda_source.h"
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "cuda_prelude.h"
+#include "text.h"
 
 namespace coop_jax {
 namespace {
@@ -158,7 +158,7 @@ class Writer {
 
   // The element that a map addresses at place `i` of the row.
   std::string Place(int64_t m, const std::string& i) const {
-    std::ostringstream text;
+    Text text;
     text << "(base" << m;
     const auto& row = program_.maps[m].row;
     int64_t step = 1;
@@ -329,7 +329,7 @@ class Writer {
   }
 
   const Program& program_;
-  std::ostringstream out_;
+  Text out_;
   int pack_;
   bool is_wide_;
 };
