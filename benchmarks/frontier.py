@@ -267,8 +267,9 @@ class Sweep:
     ) -> Row:
         """Measures a program, with `called` flops in calls that XLA does not count."""
         memory = memory_use(compiled)
-        # XLA counts one iteration of a loop.
-        is_counted = self.model.name in SCANNED
+        # XLA counts one iteration of a loop, and no convolution that cuDNN does.
+        on_cpu = self.settings.backend == "cpu"
+        is_counted = self.model.name in SCANNED or not on_cpu
         flops = None if is_counted else _xla_flops(compiled)
         least = self._roofline(compiled)
         return Row(
@@ -285,8 +286,9 @@ class Sweep:
 
     def _roofline(self, compiled: Any) -> Roofline | None:
         """What its kernels take at least, on a GPU."""
-        is_on_gpu = self.settings.backend != "cpu"
-        return roofline(compiled.as_text()) if is_on_gpu else None
+        if self.settings.backend == "cpu":
+            return None
+        return roofline(compiled.as_text())
 
     def _add(self, row: Row, run: Callable | None) -> None:
         self.entries.append(Entry(row, run if self.settings.runs else None))

@@ -38,8 +38,8 @@ def flops_legend(rows: Sequence[Row]) -> str:
     if any(row.flops is not None for row in rows):
         return "flops: by XLA's cost analysis of the compiled program, over no remat"
     return (
-        "flops: counted on the traced or emitted program (XLA analyses no cost on this "
-        "backend), over no remat"
+        "flops: counted on the traced or emitted program (XLA's own analysis is for "
+        "CPUs alone, or leaves out library calls), over no remat"
     )
 
 
