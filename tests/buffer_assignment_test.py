@@ -201,6 +201,18 @@ def test_a_schedule_is_packed_with_a_watershed_where_that_takes_less() -> None:
     assert less > 2
 
 
+def test_by_size_what_is_taken_over_counts_for_its_own_time_alone() -> None:
+    # time                       0  1  2  3  4  5  6
+    # a (10, taken over at 1)    [--|-----------------)
+    # b (10)                        [--------------)
+    # c, d (1)                            [--)[--)
+    others = [buffer(10, 1, 6), buffer(1, 3, 4), buffer(1, 4, 5)]
+    whole = buffer(10, 0, 7)
+    assert assign([whole, *others], alignment=1).offsets == (0, 10, 20, 20)
+    taken = replace(whole, first_end=2)
+    assert assign([taken, *others], alignment=1).offsets == (10, 0, 20, 20)
+
+
 def test_no_buffers_take_no_bytes() -> None:
     assert assign([]) == Assignment((), 0, 0)
     assert assign([buffer(0, 0, 5)]) == Assignment((0,), 0, 0)
@@ -221,12 +233,13 @@ def test_a_schedule_in_place_is_one_buffer() -> None:
             Value("c", 4, is_output=True),
         ),
     )
-    assert schedule_buffers(problem, (0, 1, 2)) == (buffer(4, 0, 4), buffer(7, 1, 2))
+    chain = replace(buffer(4, 0, 4), first_end=2)
+    assert schedule_buffers(problem, (0, 1, 2)) == (chain, buffer(7, 1, 2))
     # Computing b once more after c takes bytes of its own, beside those of c.
     assert schedule_buffers(problem, (0, 1, 2, 0, 1)) == (
-        buffer(4, 0, 6),
+        replace(buffer(4, 0, 6), first_end=2),
         buffer(7, 1, 2),
-        buffer(4, 3, 5),
+        replace(buffer(4, 3, 5), first_end=5),
         buffer(7, 4, 5),
     )
 

@@ -43,23 +43,35 @@ def test_where_only_the_smallest_fits_plans_start_from_it():
     assert found.cost < 0.9 * floor.cost
 
 
-@pytest.mark.parametrize(("share", "rounds"), [(1.0, {0}), (0.8, {0, 5})])
+class Pretended(Workbench):
+    """As if XLA took `factor` times what is planned."""
+
+    factor = 1.0
+
+    def _compile(self, planned):
+        known = len(self.candidates)
+        found = super()._compile(planned)
+        if len(self.candidates) > known:
+            temp = int(self.factor * found.predicted)
+            found = replace(found, memory=replace(found.memory, temp=temp))
+            self.candidates[-1] = found
+        return found
+
+
+@pytest.mark.parametrize(("factor", "rounds"), [(1.0, {0}), (1.25, {0, 5})])
 def test_only_where_xla_adds_much_the_floor_is_sought_twice(
-    share: float, rounds: set[int]
+    factor: float, rounds: set[int]
 ):
     asked = set()
-
-    def smallest(problem, effort):
-        found = PLANNERS["coop"].smallest(problem, effort)
-        return replace(found, size=int(share * found.size))
 
     def plan(problem, pool, effort, starts):
         asked.add(effort.rounds)
         found = planner.plan(problem, pool, effort, starts, is_packed=True)
         return replace(found, positions=starts[0])
 
-    bench = workbench()
-    bench.planner = Planner(plan, smallest)
+    bench = Pretended(small_flat_step())
+    bench.factor = factor
+    bench.planner = Planner(plan, PLANNERS["coop"].smallest)
     bench.floor(QUICK)
     assert asked == rounds
 
@@ -190,22 +202,13 @@ def test_plans_for_a_budget_are_five_at_most_but_one_is_bisected(
     assert found == [bisections]
 
 
-class Unlucky(Workbench):
+class Unlucky(Pretended):
     """XLA takes twice what is planned, but for the last plans that are tried."""
 
-    is_unlucky = True
-
-    def _compile(self, planned):
-        known = len(self.candidates)
-        found = super()._compile(planned)
-        if self.is_unlucky and len(self.candidates) > known:
-            memory = replace(found.memory, temp=2 * found.predicted)
-            found = replace(found, memory=memory)
-            self.candidates[-1] = found
-        return found
+    factor = 2.0
 
     def _try_others(self, room, effort):
-        self.is_unlucky = False
+        self.factor = 1.0
         self.candidates.clear()
         super()._try_others(room, effort)
 

@@ -19,6 +19,7 @@ passed over.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 from .._errors import BudgetError
 from .._planning.planner import Effort, Planned, Positions
@@ -38,7 +39,8 @@ _WORTH_LOOSENING = 0.0007  # share of the room to gain, times what the plan cost
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
-_NEAR_TRIES = 2
+# Right above the smallest its own plans lead nowhere else: first from none too.
+_NEAR_STARTS = ((None, []), (None,))
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
 _MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
@@ -90,8 +92,8 @@ class Workbench(Bench):
         aim = room - self._expected_surplus(room)
         # Plans for a little more were made when the floor was sought.
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
-        for _ in range(_NEAR_TRIES if is_more else 0):
-            planned = self._plan(aim, effort)
+        for starts in _NEAR_STARTS if is_more else ():
+            planned = self._cheapest(aim, effort, starts)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
                 aim = room  # XLA may add less than it does to the smallest.
             elif (over := self._compile(planned).memory.temp - room) > 0:
@@ -99,6 +101,13 @@ class Workbench(Bench):
             else:
                 break
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
+
+    def _cheapest(
+        self, aim: int, effort: Effort, starts: Iterable[list[Positions] | None]
+    ) -> Planned | None:
+        """The cheapest plan from several starts; None: from plans that are known."""
+        plans = [self._plan(aim, effort, each) for each in starts]
+        return min((p for p in plans if p), key=lambda p: p.cost, default=None)
 
     def _seek_smallest(self, effort: Effort) -> None:
         """Plans for the smallest pool and compiles that, once."""

@@ -7,7 +7,10 @@ that are alive at the same time, of equal gaps the lowest; above the last of the
 gap is endless. It does so twice (`xla/service/buffer_assignment.cc`), by size and then
 duration and by duration and then size, and keeps the smaller block. How long a buffer
 lasts is counted in buffers that come and go meanwhile, as XLA's clock ticks with each
-call of `Alloc` and `Free`.
+call of `Alloc` and `Free`. By size, of what takes over the bytes of something dead only
+the first counts for how long, by duration all (`GetSpatialBufferIntervalCompare` knows
+no colocations). With many arrays of one size that decides: taken for all, U-Net's plans
+were predicted up to 12 % low.
 
 That clock can be put forward: many buffers that come and go at one place, the
 *watershed*, make what is alive across it outlast all else, and be placed before it. So
@@ -20,7 +23,7 @@ what `schedule_buffers` returns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,10 +35,15 @@ _LEAST_GAIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`size` bytes that are in use over `live_range` (positions in the schedule)."""
+    """`size` bytes that are in use over `live_range` (positions in the schedule).
+
+    Attributes:
+      first_end: the end for what first wrote it, if something took its bytes over.
+    """
 
     size: int
     live_range: LiveRange
+    first_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ def assign(
         the block is a hundredth smaller for it.
     """
     sizes = [buffer.size for buffer in buffers]
-    durations = _durations(buffers)
+    durations = _durations(buffers, [buffer.live_range.end for buffer in buffers])
+    first_durations = _durations(buffers, [_first_end(buffer) for buffer in buffers])
 
     def across_first(i: int, watershed: int) -> tuple[bool, int, int]:
         return not _crosses(buffers[i], watershed), -durations[i], -sizes[i]
@@ -85,7 +94,7 @@ def assign(
         return (*_pack(buffers, order, alignment), at)
 
     numbers = range(len(buffers))
-    spatial = sorted(numbers, key=lambda i: (-sizes[i], -durations[i]))
+    spatial = sorted(numbers, key=lambda i: (-sizes[i], -first_durations[i]))
     temporal = sorted(numbers, key=lambda i: (-durations[i], -sizes[i]))
     # Of equal peaks XLA keeps the first.
     plain = min(pack(spatial), pack(temporal), key=_peak)
@@ -125,13 +134,17 @@ def _crosses(buffer: Buffer, watershed: int) -> bool:
     return buffer.live_range.start < watershed < buffer.live_range.end
 
 
-def _durations(buffers: Sequence[Buffer]) -> list[int]:
-    """Per buffer, how many that are not empty come and go while it is alive."""
+def _first_end(buffer: Buffer) -> int:
+    return buffer.live_range.end if buffer.first_end is None else buffer.first_end
+
+
+def _durations(buffers: Sequence[Buffer], ends: Sequence[int]) -> list[int]:
+    """Per buffer, how many that are not empty come and go from its start to an end."""
+    ranges = [buffer.live_range for buffer in buffers if buffer.size]
+    events = np.sort(np.array([(r.start, r.end) for r in ranges], np.int64), axis=None)
     starts = np.array([buffer.live_range.start for buffer in buffers], np.int64)
-    ends = np.array([buffer.live_range.end for buffer in buffers], np.int64)
-    ticks = np.array([buffer.size > 0 for buffer in buffers], bool)
-    events = np.sort(np.concatenate((starts[ticks], ends[ticks])))
-    return (np.searchsorted(events, ends) - np.searchsorted(events, starts)).tolist()
+    before, at_start = np.searchsorted(events, ends), np.searchsorted(events, starts)
+    return (before - at_start).tolist()
 
 
 def live_peak(buffers: Sequence[Buffer]) -> int:
@@ -194,7 +207,9 @@ def schedule_tenancies(
         successors = _in_place(problem, op, step, last_reads, latest)
         for value in spec.outputs:
             if value in successors:
-                latest[value] = latest.pop(successors[value])
+                index = latest[value] = latest.pop(successors[value])
+                if found[index].first_end is None:
+                    found[index] = replace(found[index], first_end=step + 1)
             elif problem.values[value].size > 0:
                 latest[value] = len(found)
                 found.append(
@@ -238,7 +253,7 @@ def taken_over(problem: Problem, schedule: Schedule) -> set[ValueId]:
 
 def _extend(buffers: list[Buffer], index: int, end: int) -> None:
     start = buffers[index].live_range.start
-    buffers[index] = Buffer(buffers[index].size, LiveRange(start, end))
+    buffers[index] = replace(buffers[index], live_range=LiveRange(start, end))
 
 
 def _last_reads(problem: Problem, schedule: Schedule) -> set[tuple[int, ValueId]]:

@@ -16,6 +16,10 @@ struct Buffer {
   // Half-open range of positions in the schedule.
   int32_t start;
   int32_t end;
+  // The end for what first wrote it, if something took its bytes over.
+  int32_t first_end = 0;
+
+  int32_t FirstEnd() const { return first_end ? first_end : end; }
 };
 
 // Per step and input, whether this is the last read of the instance.
@@ -68,6 +72,8 @@ std::vector<Buffer> ScheduleBuffers(const Problem& problem,
       if (pair != taken.end()) {
         latest[v] = latest[pair->first];
         latest[pair->first] = kNone;
+        Buffer& buffer = found[latest[v]];
+        if (!buffer.first_end) buffer.first_end = step + 1;
       } else if (problem.sizes[v] > 0) {
         latest[v] = static_cast<int32_t>(found.size());
         found.push_back({problem.sizes[v], step, step + 1});
@@ -222,7 +228,8 @@ int64_t PackedSize(const std::vector<Buffer>& buffers, size_t steps, int64_t ali
   };
   const std::vector<int32_t> events = EventsBefore(buffers, positions);
   const auto by_size = [&](const Buffer& buffer) {
-    return std::make_tuple(buffer.size, events[buffer.end] - events[buffer.start]);
+    return std::make_tuple(buffer.size,
+                           events[buffer.FirstEnd()] - events[buffer.start]);
   };
   const auto by_duration = [&](const Buffer& buffer) {
     return std::make_tuple(events[buffer.end] - events[buffer.start], buffer.size);
