@@ -8,7 +8,7 @@ from small_step import SHAPES, train_step
 
 from coop_jax import BudgetError
 from coop_jax._fitting import solve
-from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._fitting.solve import Workbench
 from coop_jax._planning import planner
 from coop_jax._planning.planner import Effort
@@ -124,7 +124,7 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
     floor = bench.floor(QUICK)
 
     def plan_nothing(problem, pool, effort, starts):
-        asked.append(pool)
+        asked.append((pool, len(starts) > 0))
         found = planner.plan(problem, pool, effort, starts, is_packed=True)
         return replace(found, fits=False)
 
@@ -132,10 +132,32 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
     monkeypatch.setattr(bench, "_expected_surplus", lambda room: 1000)
     assert bench.near_floor(QUICK) in bench.candidates
     room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
-    assert asked == [
-        room - bench.profile.standing - 1000,
-        room - bench.profile.standing,
-    ]
+    pool = room - bench.profile.standing
+    assert asked == [(pool - 1000, True), (pool - 1000, False), (pool, True)]
+
+
+@pytest.mark.parametrize("is_dearer_from_known", [True, False])
+def test_near_the_smallest_the_cheaper_of_plans_from_it_and_from_none_is_compiled(
+    is_dearer_from_known: bool,
+):
+    bench = workbench()
+    bench.floor(QUICK)
+
+    def plan(problem, pool, effort, starts):
+        found = planner.plan(problem, pool, effort, [], is_packed=True)
+        is_dearer = bool(starts) == is_dearer_from_known
+        written = planner.program_order(problem)
+        return replace(
+            found,
+            cost=(0.2 if is_dearer else 0.1) * found.cost,
+            positions=written if is_dearer else found.positions,
+        )
+
+    bench.planner = Planner(plan, PLANNERS["coop"].smallest)
+    known = len(bench.candidates)
+    bench.near_floor(QUICK)
+    assert len(bench.candidates) == known + 1
+    assert bench.candidates[-1].positions != planner.program_order(bench.problem)
 
 
 def test_what_was_the_smallest_is_not_refused_as_a_budget():
@@ -185,10 +207,14 @@ def test_plans_for_more_than_the_smallest_are_left_until_it_is_too_large(
     assert relaxed
 
 
-@pytest.mark.parametrize(("missed", "bisections"), [(1, 2), (2, 2), (3, 1), (6, 1)])
-def test_plans_for_a_budget_are_five_at_most_but_one_is_bisected(
-    missed: int, bisections: int, monkeypatch: pytest.MonkeyPatch
+# With the step as written and what is handed out, which after probes is one more.
+@pytest.mark.parametrize("has_probes", [True, False])
+@pytest.mark.parametrize(("missed", "bisections"), [(1, 2), (2, 1), (3, 1), (6, 1)])
+def test_six_programs_are_compiled_for_a_budget_at_most_but_one_is_bisected(
+    missed: int, bisections: int, has_probes: bool, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(FlatStep, "has_probes", has_probes)
+    missed += not has_probes
     bench, found = workbench(), []
     floor = bench.floor(QUICK)
     room = floor.memory.temp

@@ -34,7 +34,7 @@ from .progress import stage
 _MOST_TRIES = 4
 _MOST_MISSES = 3
 _MOST_BISECTIONS = 2
-_MOST_PLANS = 5  # compiled for a budget, unless it would be refused
+_MOST_COMPILES = 6  # for a budget, unless it would be refused
 _WORTH_LOOSENING = 0.0007  # share of the room to gain, times what the plan costs more
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
@@ -177,7 +177,9 @@ class Workbench(Bench):
             self._relax(effort)
         if is_all_within := all(c.memory.temp <= room for c in self.candidates):
             self._approach(room, effort)
-        left = _MOST_PLANS - (len(self.candidates) - known)
+        # Beside the step as written and, after probes, what is handed out.
+        most = _MOST_COMPILES - 1 - self.step.has_probes
+        left = most - (len(self.candidates) - known)
         least = 0 if is_all_within else 1
         self._bisect(room, effort, min(max(left, least), _MOST_BISECTIONS))
 
