@@ -1,7 +1,7 @@
 // Text made of pieces.
 //
-// Not by streams: where libstdc++ is linked into the library (conda and others set
-// LDFLAGS=-static-libstdc++), its streams and the one of the process disagree on which
+// Not by streams: where libstdc++ is linked into the library, as with
+// LDFLAGS=-static-libstdc++, its streams and those of the process disagree on which
 // facet of a locale is which, and printing a number crashes.
 
 #ifndef COOP_JAX_XLA_FFI_TEXT_H_
