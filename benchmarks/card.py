@@ -5,7 +5,8 @@
 JAX may use that share of what XLA says the step takes as written, and no more. The step
 as written runs out of memory. `coop_jax.remat(step)`, with the budget it takes by
 itself, plans and runs; and once more in a process that only loads the plan, so that
-the most its allocator ever handed out is what the steps took.
+the most its allocator ever handed out is what the steps took. Each runs in a process of
+its own.
 """
 
 import argparse
@@ -77,6 +78,7 @@ def _child(model: str, part: str, fraction: float, cache: str) -> str:
     arguments = ["--model", model, "--only", part]
     environment = os.environ | {
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.6f}",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
         "JAX_COMPILATION_CACHE_DIR": cache,
     }
     done = subprocess.run(
