@@ -28,8 +28,20 @@ _STEPS = 3
 _MB = 1e6
 
 
+def require_gpu() -> None:
+    """Exits with what is missing where JAX does not run on a GPU."""
+    backend = jax.default_backend()
+    if backend != "gpu":
+        raise SystemExit(
+            f"This runs on a GPU, and JAX is on {backend} here. Install JAX for it "
+            "(pip install 'jax[cuda12]') and leave JAX_PLATFORMS unset; "
+            "`python -m benchmarks.frontier --backend h200` needs no GPU."
+        )
+
+
 def _bytes(model: TrainingStep) -> None:
     """Prints what the step takes as written, and what the card has."""
+    require_gpu()
     jitted = jax.jit(model.step, donate_argnums=model.donate_argnums)
     total = memory_use(jitted.lower(*model.abstract_args()).compile()).total
     limit = (jax.devices()[0].memory_stats() or {})["bytes_limit"]
@@ -49,8 +61,9 @@ def _planned(model: TrainingStep) -> None:
     planned = coop_jax.remat(model.step, donate_argnums=model.donate_argnums)
     plan = planned.plan(*model.abstract_args())
     seconds = time.perf_counter() - start
+    assert plan.budget is not None
     print(
-        f"planned for {plan.budget / _MB if plan.budget else 0:,.0f} MB: "
+        f"planned for {plan.budget / _MB:,.0f} MB: "
         f"{plan.measured.total / _MB:,.0f} MB by XLA, {plan.flops:.3f} of the flops, "
         f"in {seconds:.0f} s"
     )
@@ -92,11 +105,17 @@ def _child(model: str, part: str, fraction: float, cache: str) -> str:
     return done.stdout.strip()
 
 
+def _share(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise argparse.ArgumentTypeError("a share is above 0 and below 1")
+    return float(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints what became of the step as written and of the planned one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", choices=MODELS, default="gpt2")
-    parser.add_argument("--share", type=float, default=0.6)
+    parser.add_argument("--share", type=_share, default=0.6)
     parser.add_argument("--only", choices=_PARTS, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.only:

@@ -39,6 +39,7 @@ from coop_jax._planning.planner import Effort
 from coop_jax._program.cost import program_flops
 
 from . import float64, frontier_bars, frontier_report, frontier_rows, h200
+from .card import require_gpu
 from .frontier_rows import (
     CHECKPOINT,
     COOP,
@@ -426,6 +427,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [row for path in chosen.read for row in frontier_rows.read(path)]
         print(frontier_bars.summary(rows))
         return
+    if chosen.backend == "gpu":
+        require_gpu()
     settings = Settings(
         chosen.size, chosen.backend, chosen.shares,
         0 if chosen.no_time else chosen.repeats, chosen.compile_repeats,

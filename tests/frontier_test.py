@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import (
+    card,
     frontier,
     frontier_bars,
     frontier_report,
@@ -279,6 +280,19 @@ def test_without_its_compiler_the_described_card_says_what_to_install(monkeypatc
     monkeypatch.setattr(h200, "_is_there", lambda module: False)
     with pytest.raises(ImportError, match="nvidia-cuda-nvcc-cu12"):
         h200.described_device.__wrapped__()
+
+
+def test_without_a_gpu_its_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    with pytest.raises(SystemExit, match="JAX is on cpu here"):
+        frontier.main(["--backend", "gpu", "--model", "gpt2"])
+
+
+@pytest.mark.parametrize("share", ["0", "1", "-0.5", "nan"])
+def test_a_card_is_given_a_share_of_what_the_step_takes(share: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        card.main(["--share", share])
+    assert "above 0 and below 1" in capsys.readouterr().err
 
 
 if __name__ == "__main__":
