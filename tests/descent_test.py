@@ -6,8 +6,8 @@ import pytest
 from planner_test import CHEAP_AND_DEAR, QUICK
 
 from benchmarks.optimum_problems import layered
-from coop_jax._planning import planner
-from coop_jax._planning.descent import deepen, descend
+from coop_jax._planning import descent, planner
+from coop_jax._planning.descent import WayDown, deepen, descend
 from coop_jax._planning.planner import Effort, plan, smallest
 from coop_jax._planning.refine import LocalSearch
 from coop_jax._planning.retention import Retention
@@ -42,7 +42,7 @@ def test_a_fresh_start_that_ends_far_above_what_is_known_is_not_made_again(
 
     monkeypatch.setattr(search, "at", lambda _: known)
     monkeypatch.setattr(search, "reach", reach)
-    descend(search, 1)
+    descend(search, 1, WayDown())
     assert made.count(True) == 1
     assert made.count(False) > 3
 
@@ -51,9 +51,9 @@ def test_a_way_down_by_eye() -> None:
     # Op 2 reads `dear`, writes `small` and has 4 bytes of workspace.
     search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, QUICK)
     for noise, seed in ((0.0, 0), (0.3, 1)):
-        found = descend(search, 9, noise, seed)
+        found, way = descend(search, 9, WayDown(noise, seed))
         assert (found.fits, found.size) == (True, 9)
-        assert not descend(search, 8, noise, seed).fits
+        assert not descend(search, 8, way)[0].fits
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -61,11 +61,61 @@ def test_a_way_down_depends_on_nothing_before_it(noise: float) -> None:
     for seed in range(4):
         problem = layered(seed, 20)
         search = LocalSearch(Retention(problem), 100, QUICK)
-        first = descend(search, 1, noise, seed)
+        first, _ = descend(search, 1, WayDown(noise, seed))
         validate(problem, first.schedule)
         assert first.size == max(live_bytes(problem, first.schedule))
-        descend(search, 1, 0.3, seed + 1)
-        assert descend(search, 1, noise, seed) == first
+        descend(search, 1, WayDown(0.3, seed + 1))
+        assert descend(search, 1, WayDown(noise, seed))[0] == first
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_way_that_was_gone_comes_to_the_same_without_being_gone_again(
+    noise: float,
+) -> None:
+    made = []
+
+    class Counting(LocalSearch):
+        def reach(self, *options):
+            made.append(options)
+            return super().reach(*options)
+
+    for seed in range(4):
+        problem = layered(seed, 20)
+        search = Counting(Retention(problem), 100, QUICK)
+        least, known = descend(search, 1, WayDown(noise, seed))
+        most = max(live_bytes(problem, problem.program_order))
+        targets = [least.size + (most - least.size) * k // 5 for k in range(1, 5)]
+        anew = [descend(search, target, WayDown(noise, seed)) for target in targets]
+        # One that was gone for more is gone on.
+        assert descend(search, 1, anew[-1][1]) == (least, known)
+        made.clear()
+        for target, (found, _) in zip(targets, anew, strict=True):
+            assert descend(search, target, known) == (found, known)
+        assert descend(search, 1, known) == (least, known)
+        assert len(made) == len(targets)
+
+
+def test_plans_and_the_smallest_share_the_ways_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, ways_down = layered(3, 40), {}
+    least = smallest(problem, QUICK, ways_down)
+    gone = dict(ways_down)
+    assert set(gone) == set(range(1 + planner._NOISY_DESCENTS))
+    monkeypatch.setattr(descent, "_gone", None)  # None may be gone again.
+    found = plan(problem, int(1.02 * least.size), QUICK, [least.positions], ways_down)
+    assert found.fits
+    assert ways_down == gone
+
+
+def test_where_a_way_leads_is_known_as_far_as_it_was_gone() -> None:
+    search = LocalSearch(Retention(CHEAP_AND_DEAR), 100, QUICK)
+    found, way = descend(search, 12, WayDown())
+    assert way.leads(found.size, way.moves)
+    assert not way.leads(found.size, way.moves + 1)
+    assert not way.leads(8, way.moves)
+    _, way = descend(search, 8, way)
+    assert way.leads(8, way.moves)
 
 
 def test_with_ways_down_with_noise_less_is_reached(

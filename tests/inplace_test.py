@@ -269,10 +269,10 @@ def workbench(inplace):
 def test_of_the_smallest_with_calls_and_without_one_is_compiled(are_smaller) -> None:
     bench, sizes = workbench("auto"), {}
 
-    def smallest(problem, effort):
+    def smallest(problem, effort, ways_down):
         has_calls = problem is not bench.baseline.profile.problem
         more = 10**9 if has_calls != are_smaller else 0
-        found = PLANNERS["coop"].smallest(problem, effort)
+        found = PLANNERS["coop"].smallest(problem, effort, ways_down)
         sizes[has_calls] = found.size + more
         return dataclasses.replace(found, size=found.size + more)
 
@@ -287,8 +287,8 @@ def test_of_the_smallest_with_calls_and_without_one_is_compiled(are_smaller) -> 
 def test_before_a_budget_is_refused_the_other_smallest_is_compiled() -> None:
     bench = workbench("auto")
 
-    def smallest(problem, effort):
-        found = PLANNERS["coop"].smallest(problem, effort)
+    def smallest(problem, effort, ways_down):
+        found = PLANNERS["coop"].smallest(problem, effort, ways_down)
         if problem is not bench.baseline.profile.problem:
             return found
         # Smaller by the model, but what XLA makes of it is the step as written.
@@ -297,8 +297,8 @@ def test_before_a_budget_is_refused_the_other_smallest_is_compiled() -> None:
             found, size=1, positions=home, schedule=problem.program_order
         )
 
-    def plan(problem, pool, effort, starts):
-        found = PLANNERS["coop"].plan(problem, pool, effort, starts)
+    def plan(problem, pool, effort, starts, ways_down):
+        found = PLANNERS["coop"].plan(problem, pool, effort, starts, ways_down)
         return dataclasses.replace(found, fits=False)
 
     bench.planner = Planner(plan, smallest)

@@ -26,7 +26,7 @@ def workbench():
     return Workbench(small_flat_step())
 
 
-def plan_from_known(problem, pool, effort, starts):
+def plan_from_known(problem, pool, effort, starts, ways_down):
     """Gets to a pool only from plans that are known."""
     found = planner.plan(problem, pool, effort, starts, is_packed=True)
     return found if starts else replace(found, fits=False)
@@ -64,7 +64,7 @@ def test_only_where_xla_adds_much_the_floor_is_sought_twice(
 ):
     asked = set()
 
-    def plan(problem, pool, effort, starts):
+    def plan(problem, pool, effort, starts, ways_down):
         asked.add(effort.rounds)
         found = planner.plan(problem, pool, effort, starts, is_packed=True)
         return replace(found, positions=starts[0])
@@ -80,11 +80,11 @@ def test_plans_for_a_little_more_than_the_smallest_start_from_cheaper_ones_nearb
     bench, asked = workbench(), []
     nearby = planner.program_order(bench.problem)
 
-    def smallest(problem, effort):
-        found = PLANNERS["coop"].smallest(problem, effort)
+    def smallest(problem, effort, ways_down):
+        found = PLANNERS["coop"].smallest(problem, effort, ways_down)
         return replace(found, nearby=(nearby,))
 
-    def plan(problem, pool, effort, starts):
+    def plan(problem, pool, effort, starts, ways_down):
         asked.append(starts)
         return planner.plan(problem, pool, effort, starts, is_packed=True)
 
@@ -109,7 +109,7 @@ def test_asked_for_the_smallest_up_to_five_percent_must_save_as_much(
     other = replace(floor, memory=memory, cost=cheaper * floor.cost)
     bench.candidates.append(other)
 
-    def plan_nothing(problem, pool, effort, starts):
+    def plan_nothing(problem, pool, effort, starts, ways_down):
         found = planner.plan(problem, pool, effort, starts, is_packed=True)
         return replace(found, fits=False)
 
@@ -123,41 +123,36 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
     bench, asked = workbench(), []
     floor = bench.floor(QUICK)
 
-    def plan_nothing(problem, pool, effort, starts):
+    def plan_nothing(problem, pool, effort, starts, ways_down):
         asked.append((pool, len(starts) > 0))
         found = planner.plan(problem, pool, effort, starts, is_packed=True)
         return replace(found, fits=False)
 
     bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
     monkeypatch.setattr(bench, "_expected_surplus", lambda room: 1000)
+    bench._nearby = ()
     assert bench.near_floor(QUICK) in bench.candidates
     room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
     pool = room - bench.profile.standing
-    assert asked == [(pool - 1000, True), (pool - 1000, False), (pool, True)]
+    assert asked == [(pool - 1000, False), (pool, True)]
 
 
-@pytest.mark.parametrize("is_dearer_from_known", [True, False])
-def test_near_the_smallest_the_cheaper_of_plans_from_it_and_from_none_is_compiled(
-    is_dearer_from_known: bool,
-):
-    bench = workbench()
+def test_near_the_smallest_plans_start_from_what_was_met_on_the_way_down():
+    bench, asked = workbench(), []
     bench.floor(QUICK)
+    met = planner.program_order(bench.problem)
+    bench._nearby = (met,)
 
-    def plan(problem, pool, effort, starts):
-        found = planner.plan(problem, pool, effort, [], is_packed=True)
-        is_dearer = bool(starts) == is_dearer_from_known
-        written = planner.program_order(problem)
-        return replace(
-            found,
-            cost=(0.2 if is_dearer else 0.1) * found.cost,
-            positions=written if is_dearer else found.positions,
-        )
+    def plan(problem, pool, effort, starts, ways_down):
+        asked.append(starts)
+        found = planner.plan(problem, pool, effort, [], ways_down, is_packed=True)
+        return replace(found, cost=0.1 * found.cost)
 
     bench.planner = Planner(plan, PLANNERS["coop"].smallest)
     known = len(bench.candidates)
     bench.near_floor(QUICK)
+    assert asked == [[met]]
     assert len(bench.candidates) == known + 1
-    assert bench.candidates[-1].positions != planner.program_order(bench.problem)
 
 
 def test_what_was_the_smallest_is_not_refused_as_a_budget():

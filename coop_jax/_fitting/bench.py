@@ -140,8 +140,9 @@ class Bench:
             return None
         if starts is None:
             starts = nearest(self.candidates, self.profile, room)
+        ways_down = self._sought[-1].ways_down
         planned = self._timed(
-            lambda: self.planner.plan(self.problem, pool, effort, starts)
+            lambda: self.planner.plan(self.problem, pool, effort, starts, ways_down)
         )
         return planned if planned.fits else None
 

@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._measure import MemoryUse
-from .._planning.planner import Planned, Positions
+from .._planning.planner import Planned, Positions, WaysDown
 from .._planning.types import Schedule
 from .._program.cost import TRANSCENDENTAL, program_flops
 from .._program.profile import Profile
@@ -93,11 +93,13 @@ class Sought:
       profile: the step with in-place calls or without.
       least_pool: smallest pool reached, if it was looked for.
       smallest: the plan for the smallest pool, until it is compiled.
+      ways_down: those that the planner has gone.
     """
 
     profile: Profile
     least_pool: int = 1
     smallest: Planned | None = None
+    ways_down: WaysDown = field(default_factory=dict)
 
     @property
     def least_temp(self) -> int:

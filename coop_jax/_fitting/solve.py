@@ -19,7 +19,6 @@ passed over.
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 
 from .._errors import BudgetError
 from .._planning.planner import Effort, Planned, Positions
@@ -39,8 +38,8 @@ _WORTH_LOOSENING = 0.0007  # share of the room to gain, times what the plan cost
 _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
-# Right above the smallest its own plans lead nowhere else: first from none too.
-_NEAR_STARTS = ((None, []), (None,))
+_MOST_NEARBY = 3
+_NEAR_TRIES = 2
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
 _MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
@@ -51,6 +50,7 @@ class Workbench(Bench):
 
     _sought_floor = False
     _unrelaxed: Planned | None = None
+    _nearby: tuple[Positions, ...] = ()
 
     def fit(self, budget: int, effort: Effort) -> Candidate:
         """The cheapest program found that measures at most `budget` bytes.
@@ -92,8 +92,10 @@ class Workbench(Bench):
         aim = room - self._expected_surplus(room)
         # Plans for a little more were made when the floor was sought.
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
-        for starts in _NEAR_STARTS if is_more else ():
-            planned = self._cheapest(aim, effort, starts)
+        for turn in range(_NEAR_TRIES if is_more else 0):
+            # The smallest leads nowhere else: rather from what was met on the way.
+            starts = None if turn else [*self._nearby[:_MOST_NEARBY]]
+            planned = self._plan(aim, effort, starts)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
                 aim = room  # XLA may add less than it does to the smallest.
             elif (over := self._compile(planned).memory.temp - room) > 0:
@@ -101,13 +103,6 @@ class Workbench(Bench):
             else:
                 break
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
-
-    def _cheapest(
-        self, aim: int, effort: Effort, starts: Iterable[list[Positions] | None]
-    ) -> Planned | None:
-        """The cheapest plan from several starts; None: from plans that are known."""
-        plans = [self._plan(aim, effort, each) for each in starts]
-        return min((p for p in plans if p), key=lambda p: p.cost, default=None)
 
     def _seek_smallest(self, effort: Effort) -> None:
         """Plans for the smallest pool and compiles that, once."""
@@ -119,8 +114,8 @@ class Workbench(Bench):
         # With in-place calls and without: either may reach further down.
         for sought in self._sought:
             stage("looking for the smallest plan")
-            problem, smallest = sought.profile.problem, self.planner.smallest
-            found = self._timed(functools.partial(smallest, problem, effort))
+            of = sought.profile.problem, effort, sought.ways_down
+            found = self._timed(functools.partial(self.planner.smallest, *of))
             sought.least_pool, sought.smallest = found.size, found
         self._sought.sort(key=lambda sought: -sought.least_temp)
         self._compile_smallest()
@@ -129,7 +124,7 @@ class Workbench(Bench):
         least, self._sought[-1].smallest = self._sought[-1].smallest, None
         assert least is not None
         self._compile(least)
-        self._unrelaxed = least
+        self._unrelaxed, self._nearby = least, least.nearby
 
     def _relax(self, effort: Effort) -> None:
         """Compiles plans for a little more than the smallest: XLA may use less."""

@@ -2,13 +2,15 @@
 
 descend    in strides to smaller pools, each from the last schedule or else from the
            program's own order; with scores of gaps a little at random it comes out
-           elsewhere, often lower
+           elsewhere, often lower; what it passes is remembered for other pools
 deepen     from a schedule on, a little at a time
 roomy      descend with room left beside the fullest place (`margins`), then deepen
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .crew import AnySearch, open_search
 from .margins import with_margins
@@ -26,24 +28,68 @@ _OUT_OF_SIGHT = 1.5
 _MOST_STRIDES = 40
 
 
-def descend(
-    search: AnySearch, target: int, noise: float = 0.0, seed: int = 0
-) -> Planned:
-    """The smallest schedule reached on the way down to `target` bytes.
+@dataclass(frozen=True, slots=True)
+class WayDown:
+    """A way down from a program's own order, as far as it was gone.
 
-    A stride that leads nowhere is halved.
-
-    Args:
-      search: at the problem; what it did before is forgotten.
-      target: bytes; the way ends there.
+    Attributes:
       noise: most by which scores of gaps are changed at random, as a share; then gaps
         are taken by their estimates first.
       seed: of the random numbers.
+      moves: tried at most on a stride.
+      passed: schedules that it passed, each at most as large as the one before.
+      is_over: whether it leads no further.
     """
-    problem = search.problem
-    search.begin(target, seed)
-    moves = max(search.moves // 2, min(8 * len(problem.ops), search.moves))
-    order = program_order(problem)
+
+    noise: float = 0.0
+    seed: int = 0
+    moves: int = 0
+    passed: tuple[Planned, ...] = ()
+    is_over: bool = False
+
+    def leads(self, target: int, moves: int) -> bool:
+        """Whether it is known where it comes to with so many moves."""
+        is_far = self.is_over or any(one.size <= target for one in self.passed)
+        return self.moves >= moves and is_far
+
+
+def descend(search: AnySearch, target: int, way: WayDown) -> tuple[Planned, WayDown]:
+    """The first schedule on a way down within `target` bytes, or else its last.
+
+    Args:
+      search: at the problem; what it did before is forgotten.
+      target: bytes; the way is gone so far, unless it is known.
+      way: which one.
+
+    Returns:
+      The schedule, trimmed if it is within, and the way as it is known now.
+    """
+    moves = max(search.moves // 2, min(8 * len(search.problem.ops), search.moves))
+    if not way.leads(target, moves):
+        way = _gone(search, target, way, moves)
+    search.begin(target, way.seed)
+    search.moves_left = moves
+    for schedule in way.passed:
+        if schedule.size <= target:
+            return search.reach(schedule.positions), way
+    return dataclasses.replace(way.passed[-1], fits=False), way
+
+
+def _gone(search: AnySearch, target: int, way: WayDown, moves: int) -> WayDown:
+    search.begin(target, way.seed)
+    passed: list[Planned] = []
+    for schedule in _strides(search, way.noise, moves):
+        if schedule not in passed[-1:]:
+            passed.append(schedule)
+        if schedule.size <= target:
+            break
+    is_over = passed[-1].size > target
+    return dataclasses.replace(way, moves=moves, passed=tuple(passed), is_over=is_over)
+
+
+def _strides(search: AnySearch, noise: float, moves: int) -> Iterator[Planned]:
+    """The smallest schedules so far; a stride that leads nowhere is halved."""
+    order = program_order(search.problem)
     best, stride = search.at(order), _FIRST_SHARE
     afresh = [(order, False), (order, True)]
     tried: set[tuple[Positions, int, bool]] = set()
@@ -63,12 +109,9 @@ def descend(
                         break
         stride = max(stride, _STRIDE) if reached.fits else math.sqrt(stride)
         best = min(best, reached, key=lambda planned: planned.size)
-        if best.size <= target or stride > _SHORTEST:
+        yield best
+        if stride > _SHORTEST:
             break
-    search.pool, search.moves_left = target, moves
-    if best.size > target:
-        return dataclasses.replace(best, fits=False)
-    return search.reach(best.positions)
 
 
 def deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
@@ -99,7 +142,7 @@ def roomy(
     margins = with_margins(search.problem, best, share)
     beside = open_search(margins.problem, best.peak, effort, is_packed)
     beside.deadline = search.deadline
-    found = descend(beside, best.peak)
+    found, _ = descend(beside, best.peak, WayDown())
     search.begin(best.size)
     found = search.at(margins.without(found.positions))
     return deepen(search, dataclasses.replace(found, fits=True), effort)

@@ -28,7 +28,7 @@ from itertools import chain, islice
 
 from .crew import AnySearch, Crew, Start, Way
 from .cuts import cut_plans
-from .descent import OUT_OF_REACH, deepen, descend, roomy
+from .descent import OUT_OF_REACH, WayDown, deepen, descend, roomy
 from .eviction import LOOKAHEAD
 from .online import run_online
 from .planned import LONG, little
@@ -58,10 +58,15 @@ _FEW = 3
 # The second ones start from the best that the first come to.
 _MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
 _AS_SMALL = 1.005
+# A way down that ends so far above another goes no further from there either.
+_BEHIND = 1.1
 # So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
 # The last refinement: of how many schedules, and rounds and moves over the usual.
 _FINALISTS, _THOROUGH, _LAST_MOVES = 4, 16, 4
+
+type WaysDown = dict[int, WayDown]
+"""By the seed of their noise; without any, 0."""
 
 
 def plan(
@@ -69,6 +74,7 @@ def plan(
     pool: int,
     effort: Effort | None = None,
     starts: Sequence[Positions] = (),
+    ways_down: WaysDown | None = None,
     *,
     is_packed: bool = False,
 ) -> Planned:
@@ -79,6 +85,7 @@ def plan(
       pool: bytes for values (the budget less `problem.fixed`).
       effort: how long to refine.
       starts: plans for other pools, to begin with beside the program's order.
+      ways_down: those gone before, of this problem; new ones are put there.
       is_packed: count what packing loses too (`buffer_assignment`), not just the
         bytes alive at once.
 
@@ -96,7 +103,8 @@ def plan(
         fitting = sum(one.fits for one in reached)
         is_cheap = fitting and _is_nearly_free(problem, _best(reached))
         if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
-            reached += [way.result() for way in _ways_to_less(crew, pool, effort)]
+            under_way = _ways_to_less(crew, pool, effort, ways_down)
+            reached += [way.result() for way in under_way]
         best = _best(reached)
         if best.peak <= pool:
             best = _best((best, *_refined(crew, best, reached, effort)))
@@ -250,6 +258,7 @@ def positions(problem: Problem, schedule: Schedule) -> Positions:
 def smallest(
     problem: Problem,
     effort: Effort | None = None,
+    ways_down: WaysDown | None = None,
     *,
     is_packed: bool = False,
 ) -> Planned:
@@ -258,12 +267,13 @@ def smallest(
     Args:
       problem: ops in program order with costs and sizes.
       effort: how long to refine.
+      ways_down: as for `plan`.
       is_packed: as for `plan`.
     """
     effort = effort or Effort()
     with Crew(problem, problem.fixed, effort, is_packed) as crew:
         search = crew.lead
-        starts = _reach_in_vain(crew, effort)
+        starts = _reach_in_vain(crew, effort, ways_down)
         found = [way for start in starts for way in _further(crew, start, effort)]
         least = min(planned.size for planned in found)
         near = [planned for planned in found if planned.size <= least * _AS_SMALL]
@@ -286,18 +296,22 @@ def _nearby(best: Planned, found: Iterable[Planned]) -> tuple[Positions, ...]:
     return tuple(f.positions for f in sorted(cheaper, key=lambda f: f.cost))
 
 
-def _reach_in_vain(crew: Crew, effort: Effort) -> list[Planned]:
+def _reach_in_vain(
+    crew: Crew, effort: Effort, ways_down: WaysDown | None
+) -> list[Planned]:
     """The smallest of fresh starts for a pool out of reach and of ways down.
 
     Those with noise apart: from what is smallest it does not always go furthest down.
     """
     problem = crew.lead.problem
     pool = problem.least_pool
-    under_way = _ways_to_less(crew, pool, effort)
+    under_way = _ways_to_less(crew, pool, effort, ways_down)
     ways = [] if _is_long(problem) else _ways_down(problem)
     found = list(_followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN))
     quiet, *noisy = (way.result() for way in under_way)
-    return [_best(ways) for ways in ([*found, quiet], noisy) if ways]
+    starts = [_best(ways) for ways in ([*found, quiet], noisy) if ways]
+    least = min(start.size for start in starts)
+    return [start for start in starts if start.size <= least * _BEHIND]
 
 
 def _further(crew: Crew, start: Planned, effort: Effort) -> list[Planned]:
@@ -319,11 +333,15 @@ def _further(crew: Crew, start: Planned, effort: Effort) -> list[Planned]:
     return found
 
 
-def _ways_to_less(crew: Crew, pool: int, effort: Effort) -> list[Future[Planned]]:
+def _ways_to_less(
+    crew: Crew, pool: int, effort: Effort, ways_down: WaysDown | None
+) -> list[Future[Planned]]:
     """Ways down to a pool under way: as scores say, and with noise."""
+    ways_down = {} if ways_down is None else ways_down
 
     def down(seed: int, search: AnySearch) -> Planned:
-        found = descend(search, pool, _NOISE if seed else 0.0, seed)
+        way = ways_down.get(seed) or WayDown(_NOISE if seed else 0.0, seed)
+        found, ways_down[seed] = descend(search, pool, way)
         return search.refine(found, little(effort)) if found.peak <= pool else found
 
     seeds = range(1 if _is_long(crew.lead.problem) else 1 + _NOISY_DESCENTS)

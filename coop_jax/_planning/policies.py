@@ -13,7 +13,15 @@ from .buffer_assignment import packed
 from .deadlines import Lifetimes
 from .eviction import COOP, DTE, DTR, Policy
 from .online import OnlineRun, run_online
-from .planner import Effort, Planned, Positions, plan, positions, smallest
+from .planner import (
+    Effort,
+    Planned,
+    Positions,
+    WaysDown,
+    plan,
+    positions,
+    smallest,
+)
 from .retention import Retention
 from .types import Problem, ValueId
 
@@ -26,13 +34,15 @@ class Planner:
     """One way to plan.
 
     Attributes:
-      plan: (problem, pool in bytes, effort, plans to start from) -> the cheapest
-        schedule it finds whose values, packed, are within the pool.
-      smallest: (problem, effort) -> a schedule for the smallest pool it reaches.
+      plan: (problem, pool in bytes, effort, plans to start from, ways down that were
+        gone before) -> the cheapest schedule it finds whose values, packed, are within
+        the pool.
+      smallest: (problem, effort, ways down that were gone before) -> a schedule for
+        the smallest pool it reaches.
     """
 
-    plan: Callable[[Problem, int, Effort, Sequence[Positions]], Planned]
-    smallest: Callable[[Problem, Effort], Planned]
+    plan: Callable[[Problem, int, Effort, Sequence[Positions], WaysDown], Planned]
+    smallest: Callable[[Problem, Effort, WaysDown], Planned]
 
 
 def _online(policy: Policy) -> Planner:
@@ -53,7 +63,11 @@ def _online(policy: Policy) -> Planner:
         )
 
     def plan_online(
-        problem: Problem, pool: int, effort: Effort, starts: Sequence[Positions] = ()
+        problem: Problem,
+        pool: int,
+        effort: Effort,
+        starts: Sequence[Positions] = (),
+        ways_down: WaysDown | None = None,
     ) -> Planned:
         """XLA packs otherwise than the arena: looks for what to ask the arena for."""
         tried: list[Planned] = []
@@ -72,7 +86,9 @@ def _online(policy: Policy) -> Planner:
             return dataclasses.replace(tried[-1], fits=False)
         return min(within, key=lambda found: found.cost)
 
-    def smallest_online(problem: Problem, effort: Effort) -> Planned:
+    def smallest_online(
+        problem: Problem, effort: Effort, ways_down: WaysDown | None = None
+    ) -> Planned:
         """Online policies are not monotone: the smallest of a falling series."""
         state = Retention(problem)
         best = run_once(problem, pool := 2 * state.peak())
