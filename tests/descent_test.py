@@ -75,9 +75,9 @@ def test_a_way_that_was_gone_comes_to_the_same_without_being_gone_again(
     made = []
 
     class Counting(LocalSearch):
-        def reach(self, *options):
-            made.append(options)
-            return super().reach(*options)
+        def reach(self, start, noise=0.0, is_quick=False):
+            made.append(start)
+            return super().reach(start, noise, is_quick)
 
     for seed in range(4):
         problem = layered(seed, 20)

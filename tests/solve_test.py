@@ -238,7 +238,7 @@ def test_where_xla_adds_to_the_smallest_others_are_tried_before_it_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ):
     bench = Unlucky(small_flat_step())
-    least = PLANNERS["coop"].smallest(bench.problem, QUICK)
+    least = PLANNERS["coop"].smallest(bench.problem, QUICK, {})
     budget = bench.unplanned.fixed + bench.profile.standing + int(1.3 * least.size)
     found = bench.fit(budget, QUICK)
     assert found.memory.total <= budget
