@@ -117,8 +117,9 @@ def test_asked_for_the_smallest_up_to_five_percent_must_save_as_much(
     assert bench.near_floor(QUICK) is (other if is_taken else floor)
 
 
-def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("share", "tries"), [(0.02, 2), (0.009, 1)])
+def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowhere(
+    share: float, tries: int, monkeypatch: pytest.MonkeyPatch
 ):
     bench, asked = workbench(), []
     floor = bench.floor(QUICK)
@@ -129,12 +130,13 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_less_leads_nowhere(
         return replace(found, fits=False)
 
     bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
-    monkeypatch.setattr(bench, "_expected_surplus", lambda room: 1000)
+    room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
+    surplus = int(share * room)
+    monkeypatch.setattr(bench, "_expected_surplus", lambda room: surplus)
     bench._nearby = ()
     assert bench.near_floor(QUICK) in bench.candidates
-    room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
     pool = room - bench.profile.standing
-    assert asked == [(pool - 1000, False), (pool, True)]
+    assert asked == [(pool - surplus, False), (pool, True)][:tries]
 
 
 def test_near_the_smallest_plans_start_from_what_was_met_on_the_way_down():

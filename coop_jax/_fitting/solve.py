@@ -40,6 +40,7 @@ _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
 _MOST_NEARBY = 3
 _NEAR_TRIES = 2
+_NEAR_ENOUGH = 0.01
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
 _MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
@@ -97,6 +98,8 @@ class Workbench(Bench):
             starts = None if turn else [*self._nearby[:_MOST_NEARBY]]
             planned = self._plan(aim, effort, starts)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
+                if room - aim <= _NEAR_ENOUGH * room:
+                    break
                 aim = room  # XLA may add less than it does to the smallest.
             elif (over := self._compile(planned).memory.temp - room) > 0:
                 aim -= over

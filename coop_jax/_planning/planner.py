@@ -273,8 +273,7 @@ def smallest(
     effort = effort or Effort()
     with Crew(problem, problem.fixed, effort, is_packed) as crew:
         search = crew.lead
-        starts = _reach_in_vain(crew, effort, ways_down)
-        found = [way for start in starts for way in _further(crew, start, effort)]
+        found = _further(crew, _reach_in_vain(crew, effort, ways_down), effort)
         least = min(planned.size for planned in found)
         near = [planned for planned in found if planned.size <= least * _AS_SMALL]
         best = min(near, key=lambda planned: planned.cost)
@@ -314,23 +313,32 @@ def _reach_in_vain(
     return [start for start in starts if start.size <= least * _BEHIND]
 
 
-def _further(crew: Crew, start: Planned, effort: Effort) -> list[Planned]:
-    """Schedules further down than one, from the first of which the others come."""
+def _further(crew: Crew, starts: list[Planned], effort: Effort) -> list[Planned]:
+    """Schedules further down than each start, the last ones from the best of those."""
+
+    def go_on(start: Planned, search: AnySearch) -> Planned:
+        search.begin(start.size)
+        return deepen(search, dataclasses.replace(start, fits=True), effort)
 
     def leave_room(
         best: Planned, margin: tuple[float, bool], search: AnySearch
     ) -> Planned:
         return roomy(search, best, *margin, effort)
 
-    found = [deepen(crew.lead, dataclasses.replace(start, fits=True), effort)]
+    under_way = [crew.meanwhile(functools.partial(go_on, start)) for start in starts]
+    found = [[way.result()] for way in under_way]
     for margins in () if _is_long(crew.lead.problem) else _MARGINS:
-        best = min(found, key=lambda planned: planned.size)
-        under_way = [
-            crew.meanwhile(functools.partial(leave_room, best, margin))
-            for margin in margins
+        best = [min(each, key=lambda planned: planned.size) for each in found]
+        ways = [
+            [
+                crew.meanwhile(functools.partial(leave_room, one, margin))
+                for margin in margins
+            ]
+            for one in best
         ]
-        found += [way.result() for way in under_way]
-    return found
+        for each, more in zip(found, ways, strict=True):
+            each += [way.result() for way in more]
+    return [*chain(*found)]
 
 
 def _ways_to_less(
