@@ -37,7 +37,7 @@ class WayDown:
         are taken by their estimates first.
       seed: of the random numbers.
       moves: tried at most on a stride.
-      passed: schedules that it passed, each at most as large as the one before.
+      passed: schedules that it passed, each smaller than the one before.
       is_over: whether it leads no further.
     """
 
