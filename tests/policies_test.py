@@ -39,7 +39,7 @@ TRAINING = Problem(
 
 @pytest.mark.parametrize("policy", ONLINE)
 def test_gradients_are_kept_while_that_fits(policy: str) -> None:
-    found = PLANNERS[policy].plan(TRAINING, 12, Effort(), ())
+    found = PLANNERS[policy].plan(TRAINING, 12, Effort(), (), {})
     assert found.fits
     assert found.schedule == (0, 1, 2, 3, 2, 4, 5)
 
@@ -49,7 +49,7 @@ def test_gradients_are_evicted_where_nothing_else_fits(policy: str) -> None:
     product = Op("product", (1, 3), (4,), 10.0, is_expensive=True)
     ops = (*TRAINING.ops[:3], product, *TRAINING.ops[4:])
     problem = Problem(ops, TRAINING.values, alignment=1)
-    found = PLANNERS[policy].plan(problem, 12, Effort(), ())
+    found = PLANNERS[policy].plan(problem, 12, Effort(), (), {})
     assert found.fits
     assert found.schedule == (0, 1, 2, 3, 4, 0, 1, 5)
 
@@ -62,7 +62,7 @@ def test_an_online_plan_is_valid_and_packs_within_the_pool(
 ) -> None:
     problem = random_problem(seed, 30)
     pool = int(share * max(live_bytes(problem, problem.program_order), default=0))
-    found = PLANNERS[policy].plan(problem, pool, Effort(), ())
+    found = PLANNERS[policy].plan(problem, pool, Effort(), (), {})
     validate(problem, found.schedule)
     packed = assign(schedule_buffers(problem, found.schedule), problem.alignment)
     assert packed.peak == found.size
