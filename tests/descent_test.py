@@ -102,9 +102,17 @@ def test_plans_and_the_smallest_share_the_ways_down(
     least = smallest(problem, QUICK, ways_down)
     gone = dict(ways_down)
     assert set(gone) == set(range(1 + planner._NOISY_DESCENTS))
+    asked = []
+
+    def descend_again(search, target, way):
+        asked.append(way.seed)
+        return descend(search, target, way)
+
+    monkeypatch.setattr(planner, "descend", descend_again)
     monkeypatch.setattr(descent, "_gone", None)  # None may be gone again.
     found = plan(problem, int(1.02 * least.size), QUICK, [least.positions], ways_down)
     assert found.fits
+    assert sorted(asked) == sorted(gone)
     assert ways_down == gone
 
 
