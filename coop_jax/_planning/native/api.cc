@@ -83,6 +83,9 @@ Problem ReadProblem(const ProblemArrays& arrays) {
         if (problem.sizes[v]) op.sized.push_back(v);
       }
     }
+    for (ValueId v : op.inputs) {
+      if (problem.producer[v] >= 0) op.producers.push_back(problem.producer[v]);
+    }
   }
   problem.alignment = arrays.alignment;
   problem.has_watershed = arrays.has_watershed != 0;

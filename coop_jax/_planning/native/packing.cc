@@ -126,12 +126,14 @@ class Occupied {
   // Bytes that are taken at some time that the buffer is alive, sorted by the first.
   const std::vector<Chunk>& Beside(const Buffer& buffer) {
     found_.clear();
+    ends_.assign(1, 0);
     Visit(buffer, 1, 0, leaves_, [this](Node* node, bool is_covered) {
       const std::vector<Chunk>& taken = is_covered ? node->below : node->throughout;
+      if (taken.empty()) return;
       found_.insert(found_.end(), taken.begin(), taken.end());
+      ends_.push_back(found_.size());
     });
-    std::sort(found_.begin(), found_.end(),
-              [](const Chunk& a, const Chunk& b) { return a.first < b.first; });
+    MergeRuns();
     return found_;
   }
 
@@ -141,6 +143,27 @@ class Occupied {
     std::vector<Chunk> throughout;
     std::vector<Chunk> below;
   };
+
+  // Sorts what was found: runs that are sorted, two by two.
+  void MergeRuns() {
+    const auto is_before = [](const Chunk& a, const Chunk& b) {
+      return a.first < b.first;
+    };
+    while (ends_.size() > 2) {
+      merged_.resize(found_.size());
+      size_t kept = 1;
+      for (size_t run = 0; run + 1 < ends_.size(); run += 2) {
+        const size_t last = std::min(run + 2, ends_.size() - 1);
+        const auto first = found_.begin() + ends_[run];
+        const auto middle = found_.begin() + ends_[run + 1];
+        const auto end = found_.begin() + ends_[last];
+        std::merge(first, middle, middle, end, merged_.begin() + ends_[run], is_before);
+        ends_[kept++] = ends_[last];
+      }
+      ends_.resize(kept);
+      found_.swap(merged_);
+    }
+  }
 
   // Calls `visit` with the nodes that the buffer covers and with those above them.
   template <class F>
@@ -156,7 +179,9 @@ class Occupied {
 
   int32_t leaves_ = 1;
   std::vector<Node> nodes_;
-  std::vector<Chunk> found_;
+  std::vector<Chunk> found_, merged_;
+  // Where the runs in it end; the first begins at 0.
+  std::vector<size_t> ends_;
 };
 
 // Offset of the smallest sufficient gap between chunks that are sorted.

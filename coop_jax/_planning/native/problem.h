@@ -17,6 +17,8 @@ struct Op {
   std::vector<std::pair<ValueId, ValueId>> in_place;
   // Inputs and outputs that take bytes.
   std::vector<ValueId> sized;
+  // Ops that write its inputs.
+  std::vector<OpId> producers;
   double cost;
   int64_t workspace;
   // Must stay where it is.

@@ -23,6 +23,13 @@ void EraseSorted(std::vector<T>* sorted, T item) {
   sorted->erase(std::lower_bound(sorted->begin(), sorted->end(), item));
 }
 
+// The first of disjoint stretches, in their order, that does not end before `key`.
+template <class T>
+auto FirstEnding(const std::vector<T>& stretches, int64_t key) {
+  return std::partition_point(stretches.begin(), stretches.end(),
+                              [key](const T& one) { return one.second < key; });
+}
+
 int BitsOf(int32_t number) {
   int bits = 0;
   while (number >> bits) ++bits;
@@ -74,7 +81,7 @@ Retention::Retention(const Problem& problem)
   for (size_t v = 0; v < problem.sizes.size(); ++v) {
     if (problem.producer[v] < 0) continue;
     if (problem.is_output[v]) reads_[v].push_back(Key(0, length_));
-    Refresh(static_cast<ValueId>(v));
+    Begin(static_cast<ValueId>(v), 0, Key(problem.producer[v], problem.producer[v]));
   }
 }
 
@@ -87,10 +94,9 @@ bool Retention::MayRun(OpId op, int32_t position) const {
   const Op& spec = problem_.ops[op];
   if (spec.is_fixed || position <= op || position > spec.deadline) return false;
   if (Contains(runs_[op], position)) return false;
-  const int64_t key = Key(op, position);
-  for (ValueId v : spec.inputs) {
-    const OpId producer = problem_.producer[v];
-    if (producer >= 0 && Key(producer, first_run_[producer]) > key) return false;
+  for (OpId producer : spec.producers) {
+    const int32_t first = first_run_[producer];
+    if (first > position || (first == position && producer > op)) return false;
   }
   return true;
 }
@@ -174,11 +180,7 @@ void Retention::Remove(OpId op, int32_t position, std::vector<Edit>* log) {
   if (position == op) return;
   if (first_run_[op] == position) RunAtHome(op, log);
   Delete(op, position, log);
-  std::vector<OpId> producers;
-  for (ValueId v : problem_.ops[op].inputs) {
-    if (problem_.producer[v] >= 0) producers.push_back(problem_.producer[v]);
-  }
-  Sweep(std::move(producers), log);
+  Sweep(problem_.ops[op].producers, log);
 }
 
 void Retention::Sweep(std::vector<OpId> todo, std::vector<Edit>* log) {
@@ -190,9 +192,8 @@ void Retention::Sweep(std::vector<OpId> todo, std::vector<Edit>* log) {
     for (int32_t position : runs) {
       if (runs_[op].size() < 2 || !IsUnread(op, position)) continue;
       Delete(op, position, log);
-      for (ValueId v : problem_.ops[op].inputs) {
-        if (problem_.producer[v] >= 0) todo.push_back(problem_.producer[v]);
-      }
+      const std::vector<OpId>& producers = problem_.ops[op].producers;
+      todo.insert(todo.end(), producers.begin(), producers.end());
     }
   }
 }
@@ -293,70 +294,37 @@ bool Retention::IsUnread(OpId op, int32_t position) const {
 void Retention::Apply(const Edit& edit) {
   const Op& spec = problem_.ops[edit.op];
   const int64_t key = Key(edit.op, edit.position);
+  std::vector<int32_t>& runs = runs_[edit.op];
+  const auto at = std::lower_bound(runs.begin(), runs.end(), edit.position);
+  const size_t place = at - runs.begin();
   if (edit.is_added) {
-    InsertSorted(&runs_[edit.op], edit.position);
+    runs.insert(at, edit.position);
     InsertSorted(&groups_[edit.position], edit.op);
     cost_ += spec.cost;
   } else {
-    EraseSorted(&runs_[edit.op], edit.position);
+    runs.erase(at);
     EraseSorted(&groups_[edit.position], edit.op);
     cost_ -= spec.cost;
   }
-  const std::vector<int32_t>& runs = runs_[edit.op];
   if (!runs.empty()) first_run_[edit.op] = runs[0];
   MarkDirty(edit.position);
-  for (ValueId v : spec.outputs) Refresh(v);
+  for (ValueId v : spec.outputs) {
+    if (edit.is_added) {
+      Begin(v, place, key);
+    } else {
+      End(v, place);
+    }
+  }
   for (ValueId v : spec.inputs) {
     if (problem_.producer[v] < 0) continue;
     if (edit.is_added) {
       InsertSorted(&reads_[v], key);
+      Read(v, key);
     } else {
       EraseSorted(&reads_[v], key);
-    }
-    Refresh(v);
-  }
-}
-
-void Retention::Refresh(ValueId value) {
-  std::vector<Segment>& old = segments_[value];
-  FindSegments(value, &new_segments_);
-  if (old == new_segments_) return;
-  const int64_t size = problem_.sizes[value];
-  if (size) {
-    const auto is_in = [](const std::vector<Segment>& all, const Segment& one) {
-      return std::find(all.begin(), all.end(), one) != all.end();
-    };
-    for (const Segment& one : old) {
-      if (!is_in(new_segments_, one)) Book(one, -size);
-    }
-    for (const Segment& one : new_segments_) {
-      if (!is_in(old, one)) Book(one, size);
+      Unread(v, key);
     }
   }
-  old = new_segments_;
-}
-
-void Retention::FindSegments(ValueId value, std::vector<Segment>* found) const {
-  const OpId producer = problem_.producer[value];
-  const std::vector<int32_t>& runs = runs_[producer];
-  const std::vector<int64_t>& reads = reads_[value];
-  found->clear();
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const int64_t start = Key(producer, runs[i]);
-    auto last = reads.end();
-    if (i + 1 < runs.size()) {
-      last = std::lower_bound(reads.begin(), reads.end(), Key(producer, runs[i + 1]));
-    }
-    const int64_t stop = last == reads.begin() ? start : *(last - 1);
-    found->push_back({start, std::max(start, stop)});
-  }
-}
-
-void Retention::Book(const Segment& segment, int64_t size) {
-  const int32_t first = PositionOf(segment.first), last = PositionOf(segment.second);
-  if (last > first + 1) AddToAll(&through_[first + 1], last - first - 1, size);
-  MarkDirty(first);
-  MarkDirty(std::min(last, length_ - 1));
 }
 
 // Peak of the values that begin or end while `position` runs.
@@ -374,9 +342,10 @@ int64_t Retention::GroupPeak(int32_t position) {
       if (seen_[v] == stamp_) continue;
       seen_[v] = stamp_;
       const int64_t size = problem_.sizes[v];
-      for (const auto& [start, stop] : segments_[v]) {
+      const std::vector<Segment>& segments = segments_[v];
+      for (auto one = FirstEnding(segments, low); one != segments.end(); ++one) {
+        const auto [start, stop] = *one;
         if (start >= high) break;
-        if (stop < low) continue;
         if (start >= low) {
           born_[index(start)] += size;
         } else if (stop < high) {
@@ -408,8 +377,8 @@ int64_t Retention::HandedOver(OpId op, int64_t key) {
     };
     if (is_taken(source) || is_taken(target)) continue;
     const auto& segments = segments_[source];
-    if (std::any_of(segments.begin(), segments.end(),
-                    [key](const Segment& one) { return one.second == key; })) {
+    const auto ending = FirstEnding(segments, key);
+    if (ending != segments.end() && ending->second == key) {
       shared += problem_.sizes[target];
       taken_.push_back(source);
       taken_.push_back(target);

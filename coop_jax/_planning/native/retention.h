@@ -5,6 +5,7 @@
 #ifndef COOP_JAX_PLANNING_NATIVE_RETENTION_H_
 #define COOP_JAX_PLANNING_NATIVE_RETENTION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -79,9 +80,16 @@ class Retention {
   void Delete(OpId op, int32_t position, std::vector<Edit>* log);
   bool IsUnread(OpId op, int32_t position) const;
   void Apply(const Edit& edit);
-  void Refresh(ValueId value);
-  void FindSegments(ValueId value, std::vector<Segment>* found) const;
+  void Begin(ValueId value, size_t place, int64_t start);
+  void End(ValueId value, size_t place);
+  void Read(ValueId value, int64_t key);
+  void Unread(ValueId value, int64_t key);
+  int64_t LastRead(ValueId value, int64_t key) const;
+  Segment* InstanceAt(ValueId value, int64_t key);
+  void MoveStop(Segment* segment, int64_t stop, int64_t size);
+  void Interrupt(const Segment& before, const Segment& next, int64_t size);
   void Book(const Segment& segment, int64_t size);
+  void AddBetween(int32_t first, int32_t last, int64_t size);
   int64_t GroupPeak(int32_t position);
   int64_t HandedOver(OpId op, int64_t key);
 
@@ -110,7 +118,6 @@ class Retention {
   int64_t budget_ = 0;
   int64_t overload_ = 0;
   // Kept between calls for their memory.
-  std::vector<Segment> new_segments_;
   std::vector<int64_t> born_, dying_;
   std::vector<int32_t> place_;
   std::vector<ValueId> taken_;

@@ -19,6 +19,8 @@ constexpr int kMostPackings = 6;
 constexpr int64_t kTriesPerGap = 4;
 constexpr double kUntriedShare = 0.5;
 constexpr int64_t kSwelling = 2;
+// Below this share of a bound, a quotient is below it however both are rounded.
+constexpr double kSurely = 1 - 1e-9;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Bytes below which all values together are a negligible part of the peak.
@@ -116,7 +118,9 @@ Planned Search::Reach(const Positions& start, double noise, bool is_quick) {
     if (!RelieveOn(noise)) break;
     Planned dearer = Result();
     Trim();
-    Planned found = Result();
+    Planned found = dearer;
+    if (dearer.positions != state_.runs()) found = Result();
+    found.cost = state_.cost();
     // Where neither fits, that the dearer one takes less is chance.
     if (dearer.fits && (!has_best || dearer.Beats(best))) {
       best = std::move(dearer);
@@ -164,31 +168,26 @@ bool Search::RelieveOn(double noise) {
 bool Search::Relieve(double noise) {
   while (const int64_t excess = state_.Overload(room_)) {
     if (moves_left_ <= 0) return false;
-    const std::vector<Move> moves = Rank(noise);
-    const auto tries = static_cast<int64_t>(moves.size()) * kTriesPerGap;
-    if ((is_quick_ || tries > moves_left_) && TakeUntried(moves, excess)) continue;
-    if (!Take(moves, excess)) {
+    Rank(noise);
+    const bool is_quick = is_quick_ || moves_.size() * kTriesPerGap > moves_left_;
+    if (is_quick && TakeUntried(excess)) continue;
+    if (!Take(excess)) {
       rate_ = 0;
-      if (!Take(moves, excess)) return false;
+      if (!Take(excess)) return false;
     }
   }
   return true;
 }
 
-// Gaps over the excess with a bound on bytes per second, best first.
-std::vector<Search::Move> Search::Rank(double noise) {
+void Search::Rank(double noise) {
   relief_.Reset(state_.bytes_at(), room_);
-  std::vector<Move> ranked;
+  moves_.Clear();
   for (const Gap& gap : state_.Gaps(minimum_)) {
     double score = Bound(gap);
     if (score == 0 || tabu_[problem_.producer[gap.value]]) continue;
     if (noise) score *= random_.Between(1 - noise, 1 + noise);
-    ranked.push_back({score, gap});
+    moves_.Add(score, gap);
   }
-  std::stable_sort(ranked.begin(), ranked.end(), [](const Move& a, const Move& b) {
-    return a.score > b.score;
-  });
-  return ranked;
 }
 
 // Seconds of the producer, or nothing if it would only move.
@@ -208,18 +207,18 @@ double Search::Bound(const Gap& gap) {
 }
 
 // Takes the best move, then others in order while they come near it.
-bool Search::Take(const std::vector<Move>& moves, int64_t excess) {
-  const Variant best = Probe(moves, excess);
+bool Search::Take(int64_t excess) {
+  const Variant best = Probe(excess);
   if (best.edits.empty()) return false;
   state_.Redo(best.edits);
   rate_ = best.score * kNearBest;
   int failures = 0;
-  for (const Move& move : moves) {
+  for (size_t place = 0; const Move* move = moves_.At(place); ++place) {
     excess = state_.Overload(room_);
-    if (move.score < best.score * kNearBest || failures > kProbes || excess == 0) {
+    if (move->score < best.score * kNearBest || failures > kProbes || excess == 0) {
       break;
     }
-    const Variant next = BestVariant(move.gap, excess, best.score * kNearBest);
+    const Variant next = BestVariant(move->gap, excess, best.score * kNearBest);
     state_.Redo(next.edits);
     failures = next.edits.empty() ? failures + 1 : 0;
   }
@@ -227,20 +226,20 @@ bool Search::Take(const std::vector<Move>& moves, int64_t excess) {
 }
 
 // Takes the best moves by their estimates until a part of the excess is gone.
-bool Search::TakeUntried(const std::vector<Move>& moves, int64_t excess) {
+bool Search::TakeUntried(int64_t excess) {
   double best = 0;
-  for (const Move& move : moves) {
-    if (move.score <= best) break;
-    if (Bound(move.gap) <= best) continue;
-    best = std::max(best, FindChain(move.gap, move.score).estimate);
+  for (size_t place = 0; const Move* move = moves_.At(place); ++place) {
+    if (move->score <= best) break;
+    if (Bound(move->gap) <= best) continue;
+    best = std::max(best, FindChain(move->gap, move->score, best).estimate);
   }
   double left = static_cast<double>(excess) * kUntriedShare;
   const double least = best * kUntriedShare;
   bool is_taken = false;
-  for (const Move& move : moves) {
-    if (best == 0 || move.score < least || left <= 0) break;
-    if (Bound(move.gap) < least) continue;
-    const Chain chain = FindChain(move.gap, move.score);
+  for (size_t place = 0; const Move* move = moves_.At(place); ++place) {
+    if (best == 0 || move->score < least || left <= 0) break;
+    if (Bound(move->gap) < least) continue;
+    const Chain chain = FindChain(move->gap, move->score, least);
     if (chain.steps.empty() || chain.estimate < least) continue;
     const double before = state_.cost();
     std::vector<Edit> log;
@@ -252,12 +251,12 @@ bool Search::TakeUntried(const std::vector<Move>& moves, int64_t excess) {
 }
 
 // The best true rate among the most promising moves, with its edits.
-Search::Variant Search::Probe(const std::vector<Move>& moves, int64_t excess) {
+Search::Variant Search::Probe(int64_t excess) {
   Variant best{0, {}};
   int helpful = 0;
-  for (const Move& move : moves) {
-    if (move.score <= best.score || helpful >= kProbes) break;
-    Variant next = BestVariant(move.gap, excess, best.score);
+  for (size_t place = 0; const Move* move = moves_.At(place); ++place) {
+    if (move->score <= best.score || helpful >= kProbes) break;
+    Variant next = BestVariant(move->gap, excess, best.score);
     if (next.edits.empty()) continue;
     best = std::move(next);
     ++helpful;
@@ -270,25 +269,29 @@ Search::Variant Search::BestVariant(const Gap& gap, int64_t excess, double floor
   Variant best{floor, {}};
   const auto consider = [&](const Chain& chain) {
     if (chain.steps.empty() || chain.estimate < best.score * kNearBest) return;
-    Variant next = Try(chain.steps, excess);
-    const bool is_first = next.score == best.score && best.score > 0;
-    if (next.score > best.score || (is_first && best.edits.empty())) {
-      best = std::move(next);
+    const double score = Try(chain.steps, excess);
+    const bool is_first = score == best.score && best.score > 0;
+    if (score > best.score || (is_first && best.edits.empty())) {
+      best.score = score;
+      best.edits = tried_;
     }
   };
-  const Chain kept = FindChain(gap, kInfinity);
+  const Chain kept = FindChain(gap, kInfinity, floor * kNearBest);
   Chain again;
-  if (kept.stretches) again = FindChain(gap, rate_);
+  // All of its steps: whether they swell counts even where they are too dear.
+  if (kept.stretches) again = FindChain(gap, rate_, -kInfinity);
   consider(kept);
   if (kept.stretches && !(again.steps == kept.steps)) consider(again);
   if (Swells(gap, kept.stretches ? again : kept)) {
-    consider(FindChain({gap.value, gap.start, gap.end - 1}, rate_));
+    const double least = best.score * kNearBest;
+    consider(FindChain({gap.value, gap.start, gap.end - 1}, rate_, least));
   }
   return best;
 }
 
-// Steps that recompute the gap's value at its end.
-Search::Chain Search::FindChain(const Gap& gap, double rate) {
+// Steps that recompute the gap's value at its end. None, with too high an estimate, if
+// that comes below `least`: it only falls as steps are added.
+Search::Chain Search::FindChain(const Gap& gap, double rate, double least) {
   const OpId op = problem_.producer[gap.value];
   const int32_t position = gap.end;
   Chain chain{{}, 0, false};
@@ -318,6 +321,10 @@ Search::Chain Search::FindChain(const Gap& gap, double rate) {
         cost += again;
       } else {
         gain -= kept;
+      }
+      if (static_cast<double>(gain) < least * cost * kSurely) {
+        chain.estimate = static_cast<double>(gain) / cost;
+        return chain;
       }
     }
   }
@@ -351,15 +358,15 @@ void Search::Insert(const std::vector<Step>& steps, std::vector<Edit>* log) {
 }
 
 // Applies and undoes the steps. Returns excess bytes taken away per second.
-Search::Variant Search::Try(const std::vector<Step>& steps, int64_t excess) {
+double Search::Try(const std::vector<Step>& steps, int64_t excess) {
   const double before = state_.cost();
-  std::vector<Edit> log;
-  Insert(steps, &log);
+  tried_.clear();
+  Insert(steps, &tried_);
   const int64_t gain = excess - state_.Overload(room_);
   const double cost = std::max(state_.cost() - before, tiny_cost_);
-  Variant found{static_cast<double>(gain) / cost, log};
+  std::vector<Edit> log = tried_;
   state_.Undo(&log);
-  return found;
+  return static_cast<double>(gain) / cost;
 }
 
 // Trim: take back what is not needed

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "problem.h"
-#include "splitmix.h"
+#include "ranked.h"
 #include "retention.h"
+#include "splitmix.h"
 
 namespace coop_jax {
 
@@ -73,10 +74,6 @@ class Search {
   Planned Refine(const Planned& start, int64_t rounds, double seconds);
 
  private:
-  struct Move {
-    double score;
-    Gap gap;
-  };
   struct Chain {
     std::vector<Step> steps;
     double estimate;
@@ -91,18 +88,20 @@ class Search {
   // Relieves; where that ends, takes back what is not needed and goes on.
   bool RelieveOn(double noise);
   bool Relieve(double noise);
-  std::vector<Move> Rank(double noise);
+  // Gaps over the excess into `moves_`, with bounds on bytes per second.
+  void Rank(double noise);
   double LeastCost(const Gap& gap) const;
   double Bound(const Gap& gap);
-  bool Take(const std::vector<Move>& moves, int64_t excess);
-  bool TakeUntried(const std::vector<Move>& moves, int64_t excess);
-  Variant Probe(const std::vector<Move>& moves, int64_t excess);
+  bool Take(int64_t excess);
+  bool TakeUntried(int64_t excess);
+  Variant Probe(int64_t excess);
   Variant BestVariant(const Gap& gap, int64_t excess, double floor);
-  Chain FindChain(const Gap& gap, double rate);
+  Chain FindChain(const Gap& gap, double rate, double least);
   bool Swells(const Gap& gap, const Chain& chain) const;
   bool MayChain(OpId op, int32_t position, size_t steps) const;
   void Insert(const std::vector<Step>& steps, std::vector<Edit>* log);
-  Variant Try(const std::vector<Step>& steps, int64_t excess);
+  // Leaves the edits in `tried_`.
+  double Try(const std::vector<Step>& steps, int64_t excess);
   void Trim();
   bool TakeBack(const Step& step);
 
@@ -114,6 +113,7 @@ class Search {
   const bool is_packed_;
   Retention state_;
   Relief relief_;
+  Ranked moves_;
   SplitMix random_;
   int64_t pool_ = 0;
   int64_t room_ = 0;
@@ -127,6 +127,7 @@ class Search {
   // Kept between calls for their memory.
   std::vector<int32_t> in_chain_;
   std::vector<OpId> steps_, todo_;
+  std::vector<Edit> tried_;
   int32_t stamp_ = 0;
   // Per op, the bytes of its results and its workspace.
   std::vector<int64_t> needed_;
