@@ -98,10 +98,10 @@ def test_a_way_that_was_gone_comes_to_the_same_without_being_gone_again(
 def test_plans_and_the_smallest_share_the_ways_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem, ways_down = layered(3, 40), {}
+    problem, ways_down = layered(1, 40), {}
     least = smallest(problem, QUICK, ways_down)
     gone = dict(ways_down)
-    assert set(gone) == set(range(1 + planner._NOISY_DESCENTS))
+    assert set(gone) == set(range(1 + planner._NOISY_TO_THE_FLOOR))
     asked = []
 
     def descend_again(search, target, way):
@@ -110,7 +110,8 @@ def test_plans_and_the_smallest_share_the_ways_down(
 
     monkeypatch.setattr(planner, "descend", descend_again)
     monkeypatch.setattr(descent, "_gone", None)  # None may be gone again.
-    found = plan(problem, int(1.02 * least.size), QUICK, [least.positions], ways_down)
+    pool = min(way.passed[-1].size for way in gone.values())
+    found = plan(problem, pool, QUICK, [least.positions], ways_down)
     assert found.fits
     assert sorted(asked) == sorted(gone)
     assert ways_down == gone
@@ -131,7 +132,7 @@ def test_with_ways_down_with_noise_less_is_reached(
 ) -> None:
     problems = [layered(seed, 40) for seed in range(12)]
     noisy = [smallest(problem, QUICK).size for problem in problems]
-    monkeypatch.setattr(planner, "_NOISY_DESCENTS", 0)
+    monkeypatch.setattr(planner, "_NOISY_TO_THE_FLOOR", 0)
     quiet = [smallest(problem, QUICK).size for problem in problems]
     assert all(less <= more for less, more in zip(noisy, quiet, strict=True))
     assert sum(less < more for less, more in zip(noisy, quiet, strict=True)) > 0

@@ -82,11 +82,11 @@ def test_where_packing_loses_bytes_margins_save_some(
         return [smallest(problem, is_packed=True).size for problem in problems]
 
     with_room = sizes()
-    monkeypatch.setattr(planner, "_MARGINS", ((), ()))
+    monkeypatch.setattr(planner, "_MARGINS", ())
     without = sizes()
     # Of those that are as small, the cheapest is taken.
     assert all(a <= 1.005 * b for a, b in zip(with_room, without, strict=True))
-    assert sum(with_room) < 0.94 * sum(without)
+    assert sum(with_room) < 0.96 * sum(without)
 
 
 def test_beside_the_smallest_plan_are_cheaper_ones_a_little_larger() -> None:

@@ -49,8 +49,11 @@ class WayDown:
 
     def leads(self, target: int, moves: int) -> bool:
         """Whether it is known where it comes to with so many moves."""
-        is_far = self.is_over or any(one.size <= target for one in self.passed)
-        return self.moves >= moves and is_far
+        return self.moves >= moves and (self.is_over or self.comes_to(target))
+
+    def comes_to(self, target: int) -> bool:
+        """Whether it passed a schedule within `target` bytes."""
+        return any(one.size <= target for one in self.passed)
 
 
 def descend(search: AnySearch, target: int, way: WayDown) -> tuple[Planned, WayDown]:
@@ -127,20 +130,18 @@ def deepen(search: AnySearch, best: Planned, effort: Effort) -> Planned:
     return best
 
 
-def roomy(
-    search: AnySearch, best: Planned, share: float, is_packed: bool, effort: Effort
-) -> Planned:
+def roomy(search: AnySearch, best: Planned, share: float, effort: Effort) -> Planned:
     """What a way down comes to that leaves room beside the fullest place.
 
     Args:
       search: to go on with.
       best: a schedule, whose fullest place counts.
       share: left of what has not piled up yet.
-      is_packed: whether what packing loses counts on that way down.
       effort: how long to refine.
     """
     margins = with_margins(search.problem, best, share)
-    beside = open_search(margins.problem, best.peak, effort, is_packed)
+    # Idle ops would be packed too: only what is alive counts on that way down.
+    beside = open_search(margins.problem, best.peak, effort, is_packed=False)
     beside.deadline = search.deadline
     found, _ = descend(beside, best.peak, WayDown())
     search.begin(best.size)

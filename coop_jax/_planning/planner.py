@@ -42,7 +42,8 @@ _SEED_STEPS_PER_OP = 4
 _WAYS_TO_THE_FLOOR = 3
 _NOISY_WAYS = 12
 _NOISY_WAYS_DOWN = 8
-_NOISY_DESCENTS = 4
+# Ways down with noise to a pool, and to the smallest, which is gone on from.
+_NOISY_DESCENTS, _NOISY_TO_THE_FLOOR = 4, 1
 _ENOUGH_WAYS = 6
 # After so many ways, all ending further above the pool than by this factor, there is
 # no hope; on the way down each pool is only a try.
@@ -54,9 +55,8 @@ _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 # Where fewer ways fit, packing is in the way: strides, which pack, may come cheaper.
 _FEW = 3
-# Shares of what has not piled up; whether the loss in packing counts, idle ops and all.
-# The second ones start from the best that the first come to.
-_MARGINS = (((0.2, False), (0.4, False)), ((0.3, True), (0.6, False)))
+# Shares of what has not piled up; the second from where the first led.
+_MARGINS = (0.4, 0.6)
 _AS_SMALL = 1.005
 # A way down that ends so far above another goes no further from there either.
 _BEHIND = 1.1
@@ -103,7 +103,7 @@ def plan(
         fitting = sum(one.fits for one in reached)
         is_cheap = fitting and _is_nearly_free(problem, _best(reached))
         if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
-            under_way = _ways_to_less(crew, pool, effort, ways_down)
+            under_way = _ways_to_less(crew, pool, effort, ways_down, _NOISY_DESCENTS)
             reached += [way.result() for way in under_way]
         best = _best(reached)
         if best.peak <= pool:
@@ -304,7 +304,7 @@ def _reach_in_vain(
     """
     problem = crew.lead.problem
     pool = problem.least_pool
-    under_way = _ways_to_less(crew, pool, effort, ways_down)
+    under_way = _ways_to_less(crew, pool, effort, ways_down, _NOISY_TO_THE_FLOOR)
     ways = [] if _is_long(problem) else _ways_down(problem)
     found = list(_followed(crew, pool, ways, effort, 1, hopeless=_HOPELESS_DOWN))
     quiet, *noisy = (way.result() for way in under_way)
@@ -320,31 +320,28 @@ def _further(crew: Crew, starts: list[Planned], effort: Effort) -> list[Planned]
         search.begin(start.size)
         return deepen(search, dataclasses.replace(start, fits=True), effort)
 
-    def leave_room(
-        best: Planned, margin: tuple[float, bool], search: AnySearch
-    ) -> Planned:
-        return roomy(search, best, *margin, effort)
+    def leave_room(best: Planned, share: float, search: AnySearch) -> Planned:
+        return roomy(search, best, share, effort)
 
     under_way = [crew.meanwhile(functools.partial(go_on, start)) for start in starts]
     found = [[way.result()] for way in under_way]
-    for margins in () if _is_long(crew.lead.problem) else _MARGINS:
+    for share in () if _is_long(crew.lead.problem) else _MARGINS:
         best = [min(each, key=lambda planned: planned.size) for each in found]
-        ways = [
-            [
-                crew.meanwhile(functools.partial(leave_room, one, margin))
-                for margin in margins
-            ]
-            for one in best
+        under_way = [
+            crew.meanwhile(functools.partial(leave_room, one, share)) for one in best
         ]
-        for each, more in zip(found, ways, strict=True):
-            each += [way.result() for way in more]
+        for each, way in zip(found, under_way, strict=True):
+            each.append(way.result())
     return [*chain(*found)]
 
 
 def _ways_to_less(
-    crew: Crew, pool: int, effort: Effort, ways_down: WaysDown | None
+    crew: Crew, pool: int, effort: Effort, ways_down: WaysDown | None, noisy: int
 ) -> list[Future[Planned]]:
-    """Ways down to a pool under way: as scores say, and with noise."""
+    """Ways down to a pool under way: as scores say, and so many with noise.
+
+    None but those that were gone before, if any of them came there.
+    """
     ways_down = {} if ways_down is None else ways_down
 
     def down(seed: int, search: AnySearch) -> Planned:
@@ -352,5 +349,7 @@ def _ways_to_less(
         found, ways_down[seed] = descend(search, pool, way)
         return search.refine(found, little(effort)) if found.peak <= pool else found
 
-    seeds = range(1 if _is_long(crew.lead.problem) else 1 + _NOISY_DESCENTS)
+    seeds = list(range(1 if _is_long(crew.lead.problem) else 1 + noisy))
+    if any(way.comes_to(pool) for way in ways_down.values()):
+        seeds = sorted(ways_down)
     return [crew.meanwhile(functools.partial(down, seed)) for seed in seeds]
