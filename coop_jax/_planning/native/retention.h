@@ -1,6 +1,7 @@
 // Which values are alive when, kept up to date while recomputations come and go.
 //
-// The same class as in retention.py, where the words are explained, step by step: both
+// The same class as in retention.py, where the words are explained. That one makes the
+// instances of a value anew with each edit, this one moves their ends (instances.cc): both
 // give the same answers to the last bit, and tests hold them to it.
 #ifndef COOP_JAX_PLANNING_NATIVE_RETENTION_H_
 #define COOP_JAX_PLANNING_NATIVE_RETENTION_H_
