@@ -178,7 +178,7 @@ def test_what_is_left_is_aimed_at_where_that_pays(
 ):
     bench, room, aims = workbench(), 1_000_000, []
 
-    def measured(aim, room, effort):
+    def measured(aim, room, effort, starts):
         share = left[len(aims)] if len(aims) < len(left) else 0.0
         aims.append(aim)
         memory = replace(bench.unplanned, temp=int((1 - share) * room))
@@ -188,6 +188,25 @@ def test_what_is_left_is_aimed_at_where_that_pays(
     monkeypatch.setattr(bench, "_try", measured)
     bench._approach(room, QUICK)
     assert len(aims) == tries
+
+
+def test_after_a_plan_that_was_packed_badly_comes_one_that_owes_nothing_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    bench, room, tried = workbench(), 1_000_000, []
+
+    def measured(aim, room, effort, starts):
+        temp = int((1.1, 1.02, 1.0)[len(tried)] * room)
+        tried.append((aim, starts))
+        memory = replace(bench.unplanned, temp=temp)
+        return replace(bench.baseline, memory=memory, predicted=aim)
+
+    monkeypatch.setattr(bench, "_try", measured)
+    bench._approach(room, QUICK)
+    (first, *_), (second, afresh), (third, known) = tried
+    assert second == first - 5_000
+    assert third == second - 20_000 - 5_000
+    assert (afresh, known) == ([], None)
 
 
 def test_plans_for_more_than_the_smallest_are_left_until_it_is_too_large(

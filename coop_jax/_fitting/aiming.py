@@ -4,11 +4,16 @@ XLA adds to what the model predicts, and more to one plan than to the next. So a
 miss the aim is below what was predicted, by what was too much, twice as far each time;
 after a fit that leaves much it is higher, but no higher than halfway to what missed
 before, and halfway back to the fit if that is too high.
+
+A plan that misses by far was packed badly by chance: where arrays are large, one that
+finds no gap is enough. Other plans for as many bytes are packed well, so after the first
+plan the aim is then right below what was predicted.
 """
 
 from dataclasses import dataclass
 
 _RAISED = 0.7
+_FAR = 0.05
 
 
 def least_margin(room: int) -> int:
@@ -23,12 +28,15 @@ class Aim:
     Attributes:
       room: bytes that may be taken.
       surplus: by how much less is aimed at.
-      misses: plans that took more.
+      misses: plans that took more, but for a first one that did by far.
+      is_stray: whether the last plan was that one.
     """
 
     room: int
     surplus: int
     misses: int = 0
+    is_stray: bool = False
+    _is_first: bool = True
     _push: int = 1
     _missed: int | None = None
     _fitted: int | None = None
@@ -43,14 +51,18 @@ class Aim:
 
         The plan may itself have left `unused` bytes of what was aimed at.
         """
-        self.misses += 1
+        self.is_stray = self._is_first and over > _FAR * self.room
+        self._is_first = False
+        self.misses += not self.is_stray
         if self._fitted is not None:
             self._missed = self.surplus
             self.surplus = (self._missed + self._fitted) // 2
-        else:
-            self.surplus += unused
-            self._missed = self.surplus
-            self.surplus += self._push * over + least_margin(self.room)
+            return
+        self.surplus += unused
+        self._missed = self.surplus
+        self.surplus += least_margin(self.room)
+        if not self.is_stray:
+            self.surplus += self._push * over
             self._push *= 2
 
     def rise(self, spare: int) -> int:
@@ -62,5 +74,6 @@ class Aim:
 
     def leave(self, spare: int) -> None:
         """Aims higher, after `spare` bytes were left."""
+        self.is_stray = self._is_first = False
         self._fitted = self.surplus
         self.surplus -= self.rise(spare)

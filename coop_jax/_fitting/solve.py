@@ -185,7 +185,9 @@ class Workbench(Bench):
         """Tries plans until one uses at most `room` bytes of temporaries."""
         aim = Aim(room, self._expected_surplus(room))
         for _ in range(_MOST_TRIES):
-            candidate = self._try(aim.bytes, room, effort)
+            # What was packed badly leads to more of the kind.
+            starts = [] if aim.is_stray else None
+            candidate = self._try(aim.bytes, room, effort, starts)
             if candidate is None:
                 return
             over = candidate.memory.temp - room
