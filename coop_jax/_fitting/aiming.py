@@ -5,9 +5,9 @@ miss the aim is below what was predicted, by what was too much, twice as far eac
 after a fit that leaves much it is higher, but no higher than halfway to what missed
 before, and halfway back to the fit if that is too high.
 
-A plan that misses by far was packed badly by chance: where arrays are large, one that
-finds no gap is enough. Other plans for as many bytes are packed well, so after the first
-plan the aim is then right below what was predicted.
+A first plan that misses by far was packed badly by chance: where arrays are large, one
+that finds no gap is enough. Others for as many bytes are packed well, so the next aim is
+right below what was predicted.
 """
 
 from dataclasses import dataclass
