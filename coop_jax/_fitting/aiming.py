@@ -6,8 +6,8 @@ after a fit that leaves much it is higher, but no higher than halfway to what mi
 before, and halfway back to the fit if that is too high.
 
 A first plan that misses by far was packed badly by chance: where arrays are large, one
-that finds no gap is enough. Others for as many bytes are packed well, so the next aim is
-right below what was predicted.
+that finds no gap is enough. Others for as many bytes are packed well, so what was
+predicted is followed by an aim right below it.
 """
 
 from dataclasses import dataclass
