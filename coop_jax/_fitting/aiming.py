@@ -5,9 +5,9 @@ miss the aim is below what was predicted, by what was too much, twice as far eac
 after a fit that leaves much it is higher, but no higher than halfway to what missed
 before, and halfway back to the fit if that is too high.
 
-A first plan that misses by far was packed badly by chance: where arrays are large, one
-that finds no gap is enough. Others for as many bytes are packed well, so what was
-predicted is followed by an aim right below it.
+A first plan that misses by far is taken to be packed badly by chance: where arrays are
+large, one that finds no gap is enough. Others for nearly as many bytes may be packed
+well, so what was predicted is followed by an aim right below it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ class Aim:
     surplus: int
     misses: int = 0
     is_stray: bool = False
-    _is_first: bool = True
     _push: int = 1
     _missed: int | None = None
     _fitted: int | None = None
@@ -51,8 +50,8 @@ class Aim:
 
         The plan may itself have left `unused` bytes of what was aimed at.
         """
-        self.is_stray = self._is_first and over > _FAR * self.room
-        self._is_first = False
+        is_first = self._missed is None and self._fitted is None
+        self.is_stray = is_first and over > _FAR * self.room
         self.misses += not self.is_stray
         if self._fitted is not None:
             self._missed = self.surplus
@@ -74,6 +73,6 @@ class Aim:
 
     def leave(self, spare: int) -> None:
         """Aims higher, after `spare` bytes were left."""
-        self.is_stray = self._is_first = False
+        self.is_stray = False
         self._fitted = self.surplus
         self.surplus -= self.rise(spare)
