@@ -300,12 +300,16 @@ def test_on_gpu_what_nothing_turns_is_row_major_behind_a_barrier(
     assert ("layout_constraint" in behind) == ordered
 
 
-@pytest.mark.parametrize(("platform", "passing"), [("cpu", 1), ("gpu", 0)])
-def test_a_literal_that_xla_gpu_fuses_stays_a_constant(platform, passing) -> None:
-    """The mask's -1, which XLA:CPU would make an array of."""
+@pytest.mark.parametrize(
+    ("platform", "rows", "passing"), [("cpu", 64, 1), ("cpu", 8, 0), ("gpu", 64, 0)]
+)
+def test_a_literal_is_tied_where_xla_would_make_an_array_of_some_size(
+    platform, rows, passing
+) -> None:
+    """The mask's -1, which XLA:CPU would make an array of, and XLA:GPU fuses."""
 
     def step(x, w):
-        y = jnp.tanh(x @ w)
+        y = jnp.tanh(x @ w)[:rows]
         masked = jnp.where(y > 0, y, jnp.full_like(y, -1.0))
         return masked @ w
 

@@ -17,6 +17,8 @@ from .trace import Equation, Literal, Program, Variable
 
 _PICKS = {"dynamic_slice", "gather", "slice", "split"}
 """Equations that read no more of their operand than they return."""
+_SMALL = 1 << 12
+"""Bytes of an array that may stand all through a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Unit:
       inlined: equations computed inside, in program order.
       inputs: variables it reads that other units own, and arguments.
       literals: (equation, input) places where XLA would spread a literal over an array
-        of its own.
+        of its own, and no small one.
       scalars: more such places if XLA takes the unit into a library call that reads it.
     """
 
@@ -116,13 +118,13 @@ class Graph:
             for k in order
             if self.equations[k].primitive.name == "broadcast_in_dim"
             and not self._is_accumulated(k, root)
-            for i in _scalars(self.equations[k])
+            for i in self._spread_scalars(k)
         ]
         scalars = [
             (k, i)
             for k in (*order, root)
             if self.equations[k].primitive.name != "broadcast_in_dim"
-            for i in _scalars(self.equations[k])
+            for i in self._spread_scalars(k)
         ]
         if self.equations[root].primitive.name not in FUSIBLE:
             # XLA:CPU hands its YNN fusions whole arrays.
@@ -130,6 +132,17 @@ class Graph:
             scalars = []
         inputs.sort()
         return Unit(root, order, tuple(inputs), tuple(sorted(spread)), tuple(scalars))
+
+    def _spread_scalars(self, k: int) -> list[int]:
+        """Which inputs are literals of one element that meet an array of some size."""
+        equation = self.equations[k]
+        if sum(map(self.bytes, equation.outputs)) <= _SMALL:
+            return []
+        return [
+            i
+            for i, atom in enumerate(equation.inputs)
+            if isinstance(atom, Literal) and atom.aval.shape == ()
+        ]
 
     def _is_accumulated(self, k: int, root: int) -> bool:
         """Whether these are the zeros of a scatter that XLA makes onto what it adds."""
@@ -161,12 +174,3 @@ class Graph:
             else:
                 read += size
         return min(size, read)
-
-
-def _scalars(equation: Equation) -> list[int]:
-    """Which inputs are literals of one element."""
-    return [
-        i
-        for i, atom in enumerate(equation.inputs)
-        if isinstance(atom, Literal) and atom.aval.shape == ()
-    ]
