@@ -18,7 +18,7 @@ from .trace import Equation, Literal, Program, Variable
 _PICKS = {"dynamic_slice", "gather", "slice", "split"}
 """Equations that read no more of their operand than they return."""
 _SMALL = 1 << 12
-"""Bytes of an array that may stand all through a step."""
+"""Bytes of an array, a page, that hardly matter if they stand all through a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Unit:
       inlined: equations computed inside, in program order.
       inputs: variables it reads that other units own, and arguments.
       literals: (equation, input) places where XLA would spread a literal over an array
-        of its own, and no small one.
+        of its own, of more than a page.
       scalars: more such places if XLA takes the unit into a library call that reads it.
     """
 
@@ -134,7 +134,7 @@ class Graph:
         return Unit(root, order, tuple(inputs), tuple(sorted(spread)), tuple(scalars))
 
     def _spread_scalars(self, k: int) -> list[int]:
-        """Which inputs are literals of one element that meet an array of some size."""
+        """Which inputs are literals of one element that meet no small array."""
         equation = self.equations[k]
         if sum(map(self.bytes, equation.outputs)) <= _SMALL:
             return []
