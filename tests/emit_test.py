@@ -320,6 +320,23 @@ def test_a_literal_is_tied_where_xla_would_make_an_array_of_some_size(
     assert sum(kind.endswith("32[]") for kind in kinds) == passing
 
 
+def test_a_number_to_divide_by_passes_inverted() -> None:
+    """As XLA does with a constant; what it does not know it inverts as it runs."""
+
+    def step(x, w):
+        y = jnp.tanh(x @ w)
+        return (y / 192.0) @ w, jax.lax.div(y, jnp.full_like(y, 7.0)) @ w
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    equations = planned_equations(step, [x, x], "cpu", 1)
+    names = [e.primitive.name for e in equations]
+    assert names.count("div") == 1 and names.count("mul") == 1
+    values = np.linspace(0.01, 1, 64, dtype=np.float32)
+    inverse = np.float32(1) / np.float32(192)
+    written = jax.jit(lambda x: x / 192.0)(values)
+    np.testing.assert_array_equal(written, values * inverse)
+
+
 def test_on_gpu_an_array_of_zeros_is_written_right_before_what_reads_it() -> None:
     """Not before the products that the scatter could be joined with."""
 

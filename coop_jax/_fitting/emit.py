@@ -12,23 +12,19 @@ operands of a barrier whose results nothing reads. Transposes pass it as row-maj
 arrays: else XLA copies them once for the transpose and once more behind the barrier.
 Parts that touch only small values are left untied, but for updates of donated
 arguments: XLA would make them as soon as it can, and copy the argument at the start for
-whatever reads it later. Literals that a part spreads over an array pass the barrier
-too, but for those that XLA:GPU fuses: XLA would otherwise make that array once, at the
-very start, and keep it to the end. On GPU arrays are row-major behind a barrier: where
-it only sums them up, XLA would write them once more, turned around. A dropout mask that
-a softmax reads passes a barrier of its own there (`tiling`), and in front of one part
-XLA's clock is put forward (`watershed`). The barriers vanish before buffer assignment
-and cost nothing at run time.
+whatever reads it later. Some literals pass the barrier too (`literals`). On GPU arrays
+are row-major behind a barrier: where it only sums them up, XLA would write them once
+more, turned around. A dropout mask that a softmax reads passes a barrier of its own
+there (`tiling`), and in front of one part XLA's clock is put forward (`watershed`). The
+barriers vanish before buffer assignment and cost nothing at run time.
 """
 
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-from .._loops.loops import scan_from, stacks
 from .._native.inplace import call
 from .._native.program_words import InplaceProgram
 from .._planning.types import OpId
@@ -39,17 +35,12 @@ from .._program.shelving import small_size
 from .._program.trace import Atom, Literal, Variable, read
 from .._program.units import Unit, has_call
 from .layouts import row_major, turned
+from .literals import Place, bind, passing
 from .overwritten import overwritten_operands
 from .parts import Positions, joined, overwriting, parts
 from .shelf import Shelf
 from .tiling import written_masks
 from .watershed import Watershed
-
-type Place = tuple[int, int]
-"""An equation and one of its inputs."""
-
-STACKS = -1
-"""Place of the zeros that a scan stacks its outputs into."""
 
 
 def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
@@ -191,52 +182,24 @@ class _Emission:
         Returns:
           The literals that now come from behind the barrier.
         """
-        calls_library = part[-1] in self.alone
-        places = dict.fromkeys(
-            place
-            for op in part
-            if op not in self.profile.calls
-            for place in self._spread(op, calls_library)
-        )
-        literals = [self._literal(*place) for place in places]
-        for op in part:
-            root = self.profile.units[op].root
-            if stacks(self.program.equations[root]) and (root, STACKS) not in places:
-                places[root, STACKS] = None
-                literals.append(jnp.zeros((), jnp.int32))
-        passing = local | {v: self.env[v] for v in self.triggers}
-        tied = {v: x for v, x in passing.items() if v not in self.gathered}
+        literals = passing(self.profile, part, self.alone, self.spreading)
+        through = local | {v: self.env[v] for v in self.triggers}
+        tied = {v: x for v, x in through.items() if v not in self.gathered}
         beside = [self.watershed.touched(), self.shelf.touched()]
         *behind, clock, shelf = lax.optimization_barrier(
-            [*tied.values(), *literals, *beside]
+            [*tied.values(), *literals.values(), *beside]
         )
         self.watershed.passed(clock)
         tied.update(zip(tied, map(self._in_order, behind), strict=False))
         self.shelf.passed(shelf, tied)
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
-        return dict(zip(places, behind[len(tied) :], strict=True))
+        return dict(zip(literals, behind[len(tied) :], strict=True))
 
     def _in_order(self, array: jax.Array) -> jax.Array:
         """What comes from behind a barrier, in the layout it is to have."""
         is_free = self.profile.platform == "cpu" or array.shape in self.turned
         return array if is_free else row_major(array)
-
-    def _spread(self, op: OpId, calls_library: bool) -> tuple[Place, ...]:
-        """Literals of an op that XLA would make arrays of.
-
-        XLA:GPU makes none of those that it fuses, and does not know for a constant what
-        comes from behind a barrier: a softmax is several kernels then.
-        """
-        unit = self.profile.units[op]
-        if self.profile.platform == "cpu":
-            return (*unit.literals, *(unit.scalars if calls_library else ()))
-        return unit.literals if op in self.spreading else ()
-
-    def _literal(self, k: int, place: int) -> Any:
-        literal = self.program.equations[k].inputs[place]
-        assert isinstance(literal, Literal)
-        return jnp.asarray(literal.val, literal.aval.dtype)
 
     def _compute(
         self,
@@ -373,14 +336,8 @@ def _run_equations(
 ) -> None:
     for k in chosen:
         equation = profile.program.equations[k]
-        operands = [
-            literals[k, i] if (k, i) in literals else _value(profile, local, atom)
-            for i, atom in enumerate(equation.inputs)
-        ]
-        if (k, STACKS) in literals:
-            outputs = scan_from(equation, operands, literals[k, STACKS])
-        else:
-            outputs = equation.bind(*operands)
+        operands = [_value(profile, local, atom) for atom in equation.inputs]
+        outputs = bind(equation, k, operands, literals)
         local.update(zip(equation.outputs, outputs, strict=True))
 
 
