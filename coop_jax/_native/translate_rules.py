@@ -203,4 +203,5 @@ RULES: dict[str, Callable[["Translation", Equation, Map], int]] = {
     "transpose": _transpose,
     "iota": _iota,
     "random_bits": _random_bits,
+    "random_words": _random_bits,
 }

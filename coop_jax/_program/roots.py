@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS, REDUCTIONS, SUMS, VIEWS, fusible
 from .hlo import OwnedBuffer
 from .shards import communicates
+from .threefry import WORDS
 from .trace import Equation, Variable
 from .units import Graph
 
@@ -54,6 +55,7 @@ def choose_roots(
             is_owner
             or is_written
             or equation.primitive.name not in of_platform
+            or equation.primitive is WORDS
             or equation.effects
             or equation.is_pinned
             or graph.is_read_by_caller(k)
@@ -65,6 +67,7 @@ def choose_roots(
     _merge_turned(graph, owned, roots)
     _merge_accumulations(graph, owned, roots)
     _add_narrow(graph, roots)
+    _merge_words(graph, roots)
     _add_turned(graph, roots)
     return roots
 
@@ -263,6 +266,15 @@ def _add_narrow(graph: Graph, roots: set[int]) -> None:
         )
         if 0 < graph.bytes(graph.equations[k].outputs[0]) <= let_go / 2:
             roots.add(k)
+
+
+def _merge_words(graph: Graph, roots: set[int]) -> None:
+    """Makes random words part of what reads them, a mask, if that is one op."""
+    drawn = {k for k in roots if graph.equations[k].primitive is WORDS}
+    readers = reading_units(graph, roots - drawn)
+    roots -= {
+        k for k in drawn if len(readers[k]) == 1 and not graph.is_read_by_caller(k)
+    }
 
 
 def _add_turned(graph: Graph, roots: set[int]) -> None:
