@@ -24,6 +24,7 @@ from .._program.hlo import (
 from .._program.pins import pinned
 from .._program.regions import evaluate
 from .._program.rules import NO_RULES, Rules
+from .._program.threefry import in_line
 from .._program.trace import Program, flatten
 from .._program.unmap import unmapped
 
@@ -174,6 +175,8 @@ def flat_step(
         program = replace(program, **_partitioned(program, options))
     elif platform == "gpu":
         program = aligned(program)
+    elif platform == "cpu":
+        program = in_line(program)
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)
 

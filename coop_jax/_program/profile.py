@@ -29,7 +29,6 @@ from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .roots import choose_roots
 from .shards import communicates, localized
 from .shelving import shelved, without
-from .threefry import draws, in_line
 from .trace import Equation, Literal, Program, Variable
 from .units import Graph, Unit, has_call
 from .workspace import Owned, with_turned_operands, without_starts, workspace
@@ -60,8 +59,8 @@ class Profile:
       alias_of: barrier outputs and the variable they stand for.
       standing: bytes of arrays that XLA makes from constants alone and may hold all the
         time, whatever the plan.
-      relieved: bytes of those that it makes no more, for gradients of pools that are
-        computed window by window, and numbers of random words.
+      relieved: bytes of those that it makes no more: gradients of pools are computed
+        window by window.
       platform: "cpu", "gpu" or "tpu", whose XLA is meant.
       calls: the ops that are in-place calls, and what they compute.
       gathered: split arguments that devices send each other parts of, and what is
@@ -110,9 +109,7 @@ def profile(
     program = localized(program, owned)
     pools = pool_gradients(program)
     owned |= {k: buffers_by_windows(program, k, owned.get(k, ())) for k in pools}
-    drawn = draws(program) if platform == "cpu" else frozenset[int]()
-    owned |= {k: [] for k in drawn}
-    program = in_line(by_windows(program, pools), drawn)
+    program = by_windows(program, pools)
     graph = Graph(program)
     owned = named(graph, owned)
     roots = choose_roots(graph, owned, platform)
@@ -121,7 +118,7 @@ def profile(
         roots, programs = choose_chains(graph, roots, owned, platform)
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
-    left = [b for b in made_up if _equation(b) not in pools | drawn]
+    left = [b for b in made_up if _equation(b) not in pools]
     standing, spread = _constants(graph, units, left)
     owned = without_starts(graph, units, owned)
     owned = with_turned_operands(graph, owned, _equation_of)

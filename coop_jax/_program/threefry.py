@@ -25,7 +25,6 @@ WORDS = jexc.Primitive("random_words")
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-_MOST = 2**32
 
 
 def draws_words(equation: Equation, avals: Sequence[Any]) -> bool:
@@ -49,28 +48,24 @@ def draws_words(equation: Equation, avals: Sequence[Any]) -> bool:
     )
 
 
-def draws(program: Program) -> frozenset[int]:
-    """The equations of a program on one device that can draw in a straight line."""
-    if program.partitions > 1 or program.mapped is not None:
-        return frozenset()
-    return frozenset(
-        k
-        for k, each in enumerate(program.equations)
-        if each.instead is None
-        and draws_words(each, program.avals)
-        and 0 < math.prod(each.params["shape"]) < _MOST
+def in_line(program: Program) -> Program:
+    """The program of one device, drawing in a straight line what can be drawn so."""
+    equations = tuple(
+        replace(
+            each,
+            primitive=WORDS,
+            instead=functools.partial(_draw, tuple(each.params["shape"])),
+        )
+        if is_in_range(each) and draws_words(each, program.avals)
+        else each
+        for each in program.equations
     )
+    return replace(program, equations=equations)
 
 
-def in_line(program: Program, chosen: frozenset[int]) -> Program:
-    """The program with these equations drawing in a straight line."""
-    if not chosen:
-        return program
-    equations = list(program.equations)
-    for k in chosen:
-        instead = functools.partial(_draw, tuple(equations[k].params["shape"]))
-        equations[k] = replace(equations[k], primitive=WORDS, instead=instead)
-    return replace(program, equations=tuple(equations))
+def is_in_range(equation: Equation) -> bool:
+    """Whether it draws some words, and numbers of 32 bits are enough for them."""
+    return 0 < math.prod(equation.params.get("shape", ())) < 2**32
 
 
 def _draw(shape: tuple[int, ...], key: jax.Array) -> list[jax.Array]:
