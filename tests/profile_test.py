@@ -275,7 +275,7 @@ def test_outputs_and_arguments_take_no_bytes_of_the_pool() -> None:
     assert found.problem.fixed == memory.fixed >= 4 * 64 * 64 * 4
 
 
-def test_a_mask_that_several_ops_read_is_worth_keeping_beside_its_random_bits() -> None:
+def test_a_mask_that_several_ops_read_is_worth_keeping_but_not_its_words() -> None:
     def dropped(x, w, key):
         mask = jax.random.bernoulli(key, 0.5, x.shape)
         x = jnp.where(mask, x @ w, 0) @ w
@@ -283,9 +283,9 @@ def test_a_mask_that_several_ops_read_is_worth_keeping_beside_its_random_bits() 
 
     found, _, _ = profiled(dropped, SQUARE, SQUARE, KEY)
     size = {value.name.split()[0]: value.size for value in found.problem.values}
-    assert size["random_bits"] == 64 * 64 * 4
+    assert "random_words" not in size
     assert size["lt"] == 64 * 64
-    assert "convert_element_type" in inlined(found, "lt")
+    assert "random_words" in inlined(found, "lt")
 
 
 def test_a_mask_that_one_op_reads_is_not() -> None:
@@ -294,6 +294,21 @@ def test_a_mask_that_one_op_reads_is_not() -> None:
 
     found, _, _ = profiled(dropped, SQUARE, SQUARE, KEY)
     assert "lt" not in ops(found)
+    assert "random_words" not in ops(found)
+
+
+def test_random_words_that_several_ops_read_are_drawn_once() -> None:
+    def drawn(x, key):
+        bits = jax.random.bits(key, x.shape)
+        return x @ (bits % 7), (bits % 5).astype(jnp.float32) @ x
+
+    found, _, _ = profiled(drawn, SQUARE, KEY)
+    assert ops(found).count("random_words") == 1
+
+
+def test_bits_that_jax_draws_are_those_of_a_loop() -> None:
+    with jax.threefry_partitionable(False):
+        found, _, _ = profiled(lambda x, k: jax.random.bits(k, x.shape), SQUARE, KEY)
     assert "random_bits" in ops(found)
 
 
