@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.extend.core as jexc
 
 import coop_jax
 from coop_jax._fitting.candidate import called_flops
@@ -56,6 +57,7 @@ from .models import MODELS, POLICIES, SCANNED, TrainingStep, build
 from .paired_compiles import paired_compiles
 from .paired_times import copies, paired_times
 from .roofline import Roofline, roofline
+from .words_in_loops import left_out
 
 _SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
 
@@ -178,9 +180,10 @@ class Sweep:
 
     def _add_plain(self) -> MemoryUse:
         compiled, seconds = _compiled(self.step.traced)
-        self._flops = _xla_flops(compiled) or 1.0
+        missed = left_out(self.step.program)
+        self._flops = (_xla_flops(compiled) or 1.0) + missed
         self._least = self._roofline(compiled) or self._least
-        row = self._row(PLAIN, "", compiled, counted_flops=1.0)
+        row = self._row(PLAIN, "", compiled, missed, counted_flops=1.0)
         row = dataclasses.replace(row, compile_seconds=seconds, compiles=1)
         self._add(row, compiled)
         return memory_use(compiled)
@@ -188,9 +191,10 @@ class Sweep:
     def add_checkpoint(self, policy: str, model: TrainingStep) -> None:
         traced = self._trace(model)
         compiled, seconds = _compiled(traced)
-        counted = program_flops(self._flatten(traced).program) / self._counted
+        program = self._flatten(traced).program
         row = self._row(
-            CHECKPOINT, policy, compiled, counted_flops=counted,
+            CHECKPOINT, policy, compiled, left_out(program),
+            counted_flops=program_flops(program) / self._counted,
             compile_seconds=seconds, compiles=1,
         )  # fmt: skip
         self._add(row, compiled)
@@ -246,7 +250,7 @@ class Sweep:
         plan = bench.describe(candidate, budget)
         row = self._row(
             program, label, candidate.compiled,
-            called=called_flops(candidate.profile, candidate.schedule),
+            called_flops(candidate.profile, candidate.schedule),
             requested=budget,
             predicted=plan.predicted if plan.is_planned else None,
             counted_flops=plan.flops, estimated_time=plan.time, **columns,
@@ -263,10 +267,10 @@ class Sweep:
         program: str,
         budget: str,
         compiled: Any,
-        called: float = 0.0,
+        missed: float = 0.0,
         **columns: Any,
     ) -> Row:
-        """Measures a program, with `called` flops in calls that XLA does not count."""
+        """Measures a program, with the flops in it that XLA's analysis missed."""
         memory = memory_use(compiled)
         # XLA counts one iteration of a loop, and no convolution that cuDNN does.
         on_cpu = self.settings.backend == "cpu"
@@ -279,7 +283,7 @@ class Sweep:
             budget,
             measured=memory.total,
             temp=memory.temp,
-            flops=None if flops is None else (flops + called) / self._flops,
+            flops=None if flops is None else (flops + missed) / self._flops,
             traffic=least and least.bytes / self._least.bytes,
             roofline=least and least.seconds / self._least.seconds,
             **columns,
@@ -306,18 +310,17 @@ class Sweep:
         """
         _progress(f"{self.model.name}: compiling again")
         again = [entry for entry in self.entries if entry.compile_again is not None]
+        as_written = jexc.jaxpr_as_fun(self.step.traced.jaxpr)
         compiles = paired_compiles(
-            lambda: _compile_anew(self.step, self.step.as_written()),
+            lambda: _compile_anew(self.step, as_written),
             [entry.compile_again for entry in again if entry.compile_again],
             self.settings.compile_repeats,
         )
         for entry, ratio in zip(again, compiles.ratios, strict=False):
             entry.row = dataclasses.replace(entry.row, compile_ratio=ratio)
         plain, flat = self.entries[:2]
-        before = (plain.row.compile_seconds, flat.row.compile_seconds)
-        flat.row = dataclasses.replace(
-            flat.row, compile_seconds=statistics.median((*before, *compiles.base))
-        )
+        seconds = statistics.median((plain.row.compile_seconds, *compiles.base))
+        flat.row = dataclasses.replace(flat.row, compile_seconds=seconds)
 
     # Running
 

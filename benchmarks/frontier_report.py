@@ -36,7 +36,10 @@ def table(rows: Sequence[Row]) -> str:
 def flops_legend(rows: Sequence[Row]) -> str:
     """Where the flops of these rows come from."""
     if any(row.flops is not None for row in rows):
-        return "flops: by XLA's cost analysis of the compiled program, over no remat"
+        return (
+            "flops: by XLA's cost analysis of the compiled program, and what it leaves "
+            "out of loops that draw random words, over no remat"
+        )
     return (
         "flops: counted on the traced or emitted program (XLA's own analysis is for "
         "CPUs alone, or leaves out library calls), over no remat"

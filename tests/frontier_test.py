@@ -30,6 +30,8 @@ from benchmarks.frontier_rows import (
     sweep_label,
 )
 from benchmarks.models import POLICIES, TrainingStep
+from benchmarks.words_in_loops import LEFT_OUT, left_out
+from coop_jax._fitting.compile import flat_step
 
 LAYERS, WIDTH, BATCH = 3, 16, 256
 SETTINGS = frontier.Settings(shares=(0.7, 0.001), repeats=2, sweep=3)
@@ -125,9 +127,9 @@ def test_programs_measure_what_was_asked_and_compute_the_same(rows):
 def test_the_step_as_written_counts_by_the_median_of_its_compiles(monkeypatch):
     sweep = frontier.Sweep(build("tiny"), SETTINGS)
     plain, flat = sweep.entries
-    for entry, seconds in ((plain, 4.0), (flat, 1.0)):
+    for entry, seconds in ((plain, 4.0), (flat, 9.0)):
         entry.row = dataclasses.replace(entry.row, compile_seconds=seconds)
-    compiles = paired_compiles.Compiles((2.0,), ())
+    compiles = paired_compiles.Compiles((2.0, 1.0), ())
     monkeypatch.setattr(frontier, "paired_compiles", lambda *_: compiles)
     sweep.compile_again()
     assert (plain.row.compile_seconds, flat.row.compile_seconds) == (4.0, 2.0)
@@ -161,6 +163,24 @@ def test_every_plan_is_compiled_beside_the_step_as_written_once(rows):
     assert {row.program for row in counted} == {COOP}
     assert not any(is_swept(row) for row in counted)
     assert len({row.measured for row in counted}) == len(counted)
+
+
+def test_of_words_drawn_in_a_loop_xla_counts_a_part() -> None:
+    shape = (64, 1000)
+
+    def draw(key):
+        return jax.random.bits(key, shape)
+
+    key = jax.random.key(0)
+    traced = jax.jit(draw).trace(key)
+    step = flat_step(traced, [key])
+    in_loop, in_line = (
+        compiled.cost_analysis()["flops"]
+        for compiled in (traced.lower().compile(), step.compile(step.as_written()))
+    )
+    missed = left_out(step.program)
+    assert missed == LEFT_OUT * 64_000
+    assert in_loop + missed == pytest.approx(in_line, rel=1e-3)
 
 
 def test_a_budget_below_the_floor_is_a_row(rows):
