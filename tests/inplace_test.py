@@ -47,10 +47,17 @@ def planned(chain, dtype=jnp.float32):
     return step.compile_with_buffers(emit(found, positions)), found
 
 
+@pytest.fixture
+def words_in_loops(monkeypatch) -> None:
+    """Random words are drawn as JAX does for CPU, and XLA holds them."""
+    monkeypatch.setattr("coop_jax._fitting.compile.in_line", lambda program: program)
+
+
 # Compiled programs
 
 
 @needs_library
+@pytest.mark.usefixtures("words_in_loops")
 @pytest.mark.parametrize("chain", [softmax, layer_norm, dropout])
 def test_the_call_writes_where_its_operand_was_and_nothing_is_copied(chain) -> None:
     assert _inplace.is_available("cpu")
@@ -147,9 +154,7 @@ def test_a_wrong_buffer_is_refused_by_name() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize(
-    "name", ["softmax", "layer norm", "dropout", "cast, softmax, cast"]
-)
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "cast, softmax, cast"])
 def test_calls_take_fewer_bytes_than_xla_alone(name: str) -> None:
     assert _inplace.is_available("cpu")
     plain, called = temporaries(*CASES[name])
@@ -160,13 +165,14 @@ def test_calls_take_fewer_bytes_than_xla_alone(name: str) -> None:
 @needs_library
 @pytest.mark.parametrize(
     "name", ["gelu", "bias, gelu (erf)", "batch norm, saved statistics",
-             "cast chain, bfloat16"]
+             "cast chain, bfloat16", "dropout"]
 )  # fmt: skip
 def test_what_xla_computes_in_place_is_left_to_it(name: str) -> None:
     assert temporaries(*CASES[name])[1] is None
 
 
 @needs_library
+@pytest.mark.usefixtures("words_in_loops")
 @pytest.mark.parametrize(("chain", "on_gpu"), [(softmax, 1), (dropout, 0)])
 def test_on_gpu_a_call_is_for_what_xla_makes_one_kernel_of(chain, on_gpu) -> None:
     args = arguments(jnp.float32, 256, 512)
@@ -226,6 +232,7 @@ def step_arguments():
 
 
 @needs_library
+@pytest.mark.usefixtures("words_in_loops")
 def test_calls_lower_the_floor_and_change_no_result(tmp_path) -> None:
     args = step_arguments()
     plain = coop_jax.remat(train_step, "min", inplace=False)
