@@ -1,4 +1,4 @@
-"""Random bits in bodies of loops: the same bits, without counters that stand."""
+"""Random bits in line and in bodies of loops: the bits of JAX, without its arrays."""
 
 import re
 
@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from coop_jax._loops.random_bits import with_own_counters
+from coop_jax._program.threefry import in_line
 from coop_jax._program.trace import Program, flatten
 
 KEY = jax.random.key(7)
@@ -30,6 +31,25 @@ def test_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
     assert drawn(program) == 1
     (bits,) = jax.jit(program.evaluate)([KEY])
     np.testing.assert_array_equal(bits, jax.random.bits(KEY, shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_in_line_are_those_of_jax(shape: tuple[int, ...]) -> None:
+    program = in_line(body(lambda k: jax.random.bits(k, shape), KEY))
+    assert drawn(program) == 1
+    (bits,) = jax.jit(program.evaluate)([KEY])
+    np.testing.assert_array_equal(bits, jax.random.bits(KEY, shape))
+
+
+def test_a_mask_in_line_is_one_kernel_and_takes_its_own_bytes() -> None:
+    def mask(key):
+        return jax.random.bernoulli(key, 0.3, (512, 512))
+
+    program = in_line(body(mask, KEY))
+    compiled = jax.jit(program.evaluate).lower([KEY]).compile()
+    assert len(re.findall(r" fusion\(", compiled.as_text())) == 1
+    assert compiled.memory_analysis().temp_size_in_bytes < 512 * 512
+    np.testing.assert_array_equal(compiled([KEY])[0], mask(KEY))
 
 
 def test_what_is_made_of_bits_is_the_same() -> None:

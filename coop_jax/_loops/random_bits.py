@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from .._program.threefry import draws_words
+from .._program.threefry import draws_words, is_in_range
 from .._program.trace import Equation, Program
 from .loops import varying
 
@@ -39,7 +39,7 @@ def _can_draw(body: Program, equation: Equation) -> bool:
         and draws_words(equation, body.avals)
         # Of a key for each device of a `shard_map`, JAX alone draws.
         and not any(varying(body.avals[v]) for v in equation.variables)
-        and 0 < math.prod(equation.params["shape"]) < 2**32
+        and is_in_range(equation)
     )
 
 
