@@ -4,7 +4,7 @@ A word is its number, enciphered: twenty rounds of Threefry-2x32 with partitiona
 counters. For CPU JAX writes the rounds as a loop, over two arrays of words and one of
 numbers, as XLA:CPU once compiled the straight line slowly. It makes one kernel of that
 now, with whatever reads the words: a dropout mask takes its own bytes and no others, a
-fifth of the time, and a sixteenth of the kernels to compile.
+quarter of the time or less, and one kernel to compile for more than twenty.
 """
 
 import functools
