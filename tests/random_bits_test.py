@@ -26,17 +26,10 @@ def drawn(program: Program) -> int:
     return sum(equation.instead is not None for equation in program.equations)
 
 
+@pytest.mark.parametrize("drawing", [with_own_counters, in_line])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
-    program = with_own_counters(body(lambda k: jax.random.bits(k, shape), KEY))
-    assert drawn(program) == 1
-    (bits,) = jax.jit(program.evaluate)([KEY])
-    np.testing.assert_array_equal(bits, jax.random.bits(KEY, shape))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bits_in_line_are_those_of_jax(shape: tuple[int, ...]) -> None:
-    program = in_line(body(lambda k: jax.random.bits(k, shape), KEY))
+def test_bits_are_those_of_jax(shape: tuple[int, ...], drawing) -> None:
+    program = drawing(body(lambda k: jax.random.bits(k, shape), KEY))
     assert drawn(program) == 1
     (bits,) = jax.jit(program.evaluate)([KEY])
     np.testing.assert_array_equal(bits, jax.random.bits(KEY, shape))

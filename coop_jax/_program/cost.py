@@ -88,6 +88,7 @@ _FREE = {
 }  # fmt: skip
 # A random word is an element's number, enciphered, and its halves joined.
 RANDOM = {"random_bits": 100, "random_words": 100, "threefry2x32": 98}
+_IN_LOOPS = RANDOM.keys() - {"random_words"}
 _TRANSCENDENTAL_FLOPS = 8
 
 
@@ -168,7 +169,7 @@ def _jaxpr_flops(jaxpr: Any, weights: Mapping[str, float]) -> float:
 
 def _kind(name: str, params: dict[str, Any], outs: Sequence) -> tuple[str, int]:
     """What slow kind this is of, if any, and how many operations share its slowness."""
-    if name in RANDOM and name != "random_words":
+    if name in _IN_LOOPS:
         return "random", 1
     if name == "conv_general_dilated":
         groups = max(params["feature_group_count"], params["batch_group_count"])

@@ -56,7 +56,7 @@ def in_line(program: Program) -> Program:
             primitive=WORDS,
             instead=functools.partial(_draw, tuple(each.params["shape"])),
         )
-        if is_in_range(each) and draws_words(each, program.avals)
+        if draws_words(each, program.avals) and is_in_range(each)
         else each
         for each in program.equations
     )
@@ -65,17 +65,17 @@ def in_line(program: Program) -> Program:
 
 def is_in_range(equation: Equation) -> bool:
     """Whether it draws some words, and numbers of 32 bits are enough for them."""
-    return 0 < math.prod(equation.params.get("shape", ())) < 2**32
+    return 0 < math.prod(equation.params["shape"]) < 2**32
 
 
 def _draw(shape: tuple[int, ...], key: jax.Array) -> list[jax.Array]:
     number = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     first, second = jax.random.key_data(key)
-    left, right = enciphered(first, second, jnp.zeros_like(number), number)
+    left, right = _enciphered(first, second, jnp.zeros_like(number), number)
     return [left ^ right]
 
 
-def enciphered(
+def _enciphered(
     first: jax.Array, second: jax.Array, left: jax.Array, right: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Threefry-2x32 in 20 rounds (Salmon et al., 2011) of pairs of words.
