@@ -16,9 +16,9 @@ from coop_jax._loops.bodies import bodies_of
 from coop_jax._loops.body_plans import flops_with
 from coop_jax._loops.loop_report import BodyPlan
 from coop_jax._program.cost import program_flops
+from coop_jax._program.flatten import flatten
 from coop_jax._program.profile import profile
 from coop_jax._program.regions import evaluate, inside_of
-from coop_jax._program.trace import flatten
 
 ROWS, WIDTH, LAYERS = 512, 64, 10
 KEYS = jax.random.split(jax.random.key(0), LAYERS + 1)

@@ -10,7 +10,7 @@ from coop_jax._fitting.compile import flat_step
 from coop_jax._loops.branches import branch_steps, take_apart
 from coop_jax._loops.loop_plan import Variant
 from coop_jax._loops.loop_sites import find_sites, rewritten
-from coop_jax._program.trace import flatten
+from coop_jax._program.flatten import flatten
 
 LAYERS, ROWS, WIDTH = 6, 32, 8
 

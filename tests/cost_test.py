@@ -18,7 +18,8 @@ from coop_jax._program.cost import (
     program_flops,
     work,
 )
-from coop_jax._program.trace import Program, flatten
+from coop_jax._program.flatten import flatten
+from coop_jax._program.trace import Program
 
 
 def flat(function: Callable, *shapes: Any) -> Program:

@@ -337,6 +337,22 @@ def test_a_number_to_divide_by_passes_inverted() -> None:
     np.testing.assert_array_equal(written, values * inverse)
 
 
+def test_a_number_that_arrays_are_divided_by_passes_no_barrier_for_it() -> None:
+    """Else XLA would invert it behind each, and round what it does not otherwise."""
+
+    def step(x, w):
+        y, z = jnp.tanh(x @ w), jnp.tanh(w @ x)
+        norm = jnp.sqrt(jnp.sum(y * z))
+        return (y / norm) @ w, (z / norm) @ w
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    equations = planned_equations(step, [x, x], "cpu", 1)
+    barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
+    kinds = [v.aval.str_short() for e in barriers for v in e.invars]
+    # Once, as what its own part ends with.
+    assert kinds.count("float32[]") == 1
+
+
 def test_on_gpu_an_array_of_zeros_is_written_right_before_what_reads_it() -> None:
     """Not before the products that the scatter could be joined with."""
 

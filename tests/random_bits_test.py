@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from coop_jax._loops.random_bits import with_own_counters
 from coop_jax._measure import memory_use
+from coop_jax._program.flatten import flatten
 from coop_jax._program.threefry import in_line
-from coop_jax._program.trace import Program, flatten
+from coop_jax._program.trace import Program
 
 KEY = jax.random.key(7)
 SHAPES = [(), (1,), (5,), (3, 4), (2, 3, 5), (4, 1, 2, 3)]
@@ -44,6 +45,19 @@ def test_a_mask_in_line_is_one_kernel_and_takes_its_own_bytes() -> None:
     assert len(re.findall(r" fusion\(", compiled.as_text() or "")) == 1
     assert memory_use(compiled).temp < 512 * 512
     np.testing.assert_array_equal(compiled([KEY])[0], mask(KEY))
+
+
+@pytest.mark.parametrize(
+    ("shape", "in_words"), [((64, 256), True), ((64, 1), False), ((), False)]
+)
+def test_what_is_spread_over_more_is_not_drawn_in_line(shape, in_words) -> None:
+    """As whole samples are dropped: XLA would draw words for each of their elements."""
+
+    def drop(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.3, shape), x, 0)
+
+    program = in_line(body(drop, KEY, np.ones((64, 256), np.float32)))
+    assert drawn(program) == in_words
 
 
 def test_what_is_made_of_bits_is_the_same() -> None:

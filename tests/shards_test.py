@@ -10,11 +10,12 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from coop_jax._program.flatten import flatten
 from coop_jax._program.gathering import gathered
 from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.roots import choose_roots
 from coop_jax._program.shards import communicates, localized
-from coop_jax._program.trace import Program, flatten
+from coop_jax._program.trace import Program
 from coop_jax._program.units import Graph
 
 MESH = AbstractMesh((4,), ("d",), axis_types=(AxisType.Auto,))

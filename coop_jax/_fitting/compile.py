@@ -14,6 +14,7 @@ from .._loops.loop_sites import with_ruled_loops
 from .._native.inplace import is_available
 from .._program.aligning import aligned
 from .._program.cost import nbytes
+from .._program.flatten import flatten
 from .._program.hlo import (
     OwnedBuffer,
     dump_directory,
@@ -25,7 +26,7 @@ from .._program.pins import pinned
 from .._program.regions import evaluate
 from .._program.rules import NO_RULES, Rules
 from .._program.threefry import in_line
-from .._program.trace import Program, flatten
+from .._program.trace import Program
 from .._program.unmap import unmapped
 
 _PROBE = {"xla_backend_optimization_level": 0}

@@ -12,11 +12,12 @@ operands of a barrier whose results nothing reads. Transposes pass it as row-maj
 arrays: else XLA copies them once for the transpose and once more behind the barrier.
 Parts that touch only small values are left untied, but for updates of donated
 arguments: XLA would make them as soon as it can, and copy the argument at the start for
-whatever reads it later. Some literals pass the barrier too (`literals`). On GPU arrays
-are row-major behind a barrier: where it only sums them up, XLA would write them once
-more, turned around. A dropout mask that a softmax reads passes a barrier of its own
-there (`tiling`), and in front of one part XLA's clock is put forward (`watershed`). The
-barriers vanish before buffer assignment and cost nothing at run time.
+whatever reads it later. So are numbers that arrays are divided by (`_divisors`). Some
+literals pass the barrier too (`literals`). On GPU arrays are row-major behind a
+barrier: where it only sums them up, XLA would write them once more, turned around. A
+dropout mask that a softmax reads passes a barrier of its own there (`tiling`), and in
+front of one part XLA's clock is put forward (`watershed`). The barriers vanish before
+buffer assignment and cost nothing at run time.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -92,6 +93,7 @@ class _Emission:
         self.shared = self._compute_shared()
         self.last_read: dict[Variable, int] = {}
         self.overwritten: dict[tuple[int, OpId], int] = {}
+        self.divisors = _divisors(profile)
         self.done: set[OpId] = set()
         self.small = small_size(profile.problem)
         self.shelf = Shelf(profile)
@@ -184,7 +186,8 @@ class _Emission:
         """
         literals = passing(self.profile, part, self.alone, self.spreading)
         through = local | {v: self.env[v] for v in self.triggers}
-        tied = {v: x for v, x in through.items() if v not in self.gathered}
+        untied = self.gathered | self.divisors.difference(self.triggers)
+        tied = {v: x for v, x in through.items() if v not in untied}
         beside = [self.watershed.touched(), self.shelf.touched()]
         *behind, clock, shelf = lax.optimization_barrier(
             [*tied.values(), *literals.values(), *beside]
@@ -251,6 +254,25 @@ class _Emission:
         What XLA makes in one kernel with others may wait until it is written there.
         """
         return op in self.alone and self.shelf.is_about_to_take(v)
+
+
+def _divisors(profile: Profile) -> set[Variable]:
+    """Numbers that arrays are divided by, and numbers that these are computed from.
+
+    As gradients by their norm. XLA makes a product of a quotient if nothing else is
+    divided by an array of the same number: behind barriers each would be, in a kernel
+    more.
+    """
+    program, found = profile.program, set[Variable]()
+    for equation in reversed(program.equations):
+        if not found.isdisjoint(equation.outputs):
+            read = equation.variables
+        elif equation.primitive.name == "div":
+            read = tuple(a for a in equation.inputs[1:] if not isinstance(a, Literal))
+        else:
+            continue
+        found |= {v for v in read if program.avals[v].shape == ()}
+    return found
 
 
 def _alone(profile: Profile) -> set[OpId]:

@@ -1,18 +1,14 @@
-"""Literals that pass a part's barrier, and what becomes of a division by one.
+"""Literals that pass a part's barrier.
 
 A literal that a part spreads over an array passes the barrier too, but for those that
 XLA:GPU fuses: XLA would otherwise make that array once, at the very start, and keep it
-to the end. Of a division by a number XLA makes a product with its inverse. A constant
-it inverts as it compiles, what comes from behind a barrier in a kernel of its own; so
-the inverse passes in its place.
+to the end.
 """
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from .._loops.loops import scan_from, stacks
 from .._planning.types import OpId
@@ -24,8 +20,6 @@ type Place = tuple[int, int]
 
 STACKS = -1
 """Place of the zeros that a scan stacks its outputs into."""
-
-_INVERTED = (np.float32, np.float64)
 
 
 def passing(
@@ -45,7 +39,9 @@ def passing(
         if op in profile.calls:
             continue
         for k, place in _spread(profile, op, calls_library, spreading):
-            found[k, place] = _value(equations[k], place)
+            literal = equations[k].inputs[place]
+            assert isinstance(literal, Literal)
+            found[k, place] = jnp.asarray(literal.val, literal.aval.dtype)
     for op in part:
         root = profile.units[op].root
         if stacks(equations[root]):
@@ -67,24 +63,6 @@ def _spread(
     return unit.literals if op in spreading else ()
 
 
-def _value(equation: Equation, place: int) -> Any:
-    literal = equation.inputs[place]
-    assert isinstance(literal, Literal)
-    dtype = literal.aval.dtype
-    if not _is_inverted(equation, place):
-        return jnp.asarray(literal.val, dtype)
-    with np.errstate(divide="ignore", over="ignore"):
-        return jnp.asarray(np.ones((), dtype) / np.asarray(literal.val, dtype))
-
-
-def _is_inverted(equation: Equation, place: int) -> bool:
-    """Whether it is a divisor that XLA would invert."""
-    if equation.primitive.name != "div" or place != 1:
-        return False
-    divisor = equation.inputs[place]
-    return isinstance(divisor, Literal) and divisor.aval.dtype in _INVERTED
-
-
 def bind(
     equation: Equation, k: int, operands: Sequence[Any], passed: Mapping[Place, Any]
 ) -> list[Any]:
@@ -99,6 +77,4 @@ def bind(
     if (k, STACKS) in passed:
         return scan_from(equation, list(operands), passed[k, STACKS])
     values = [passed.get((k, i), operand) for i, operand in enumerate(operands)]
-    if (k, 1) in passed and _is_inverted(equation, 1):
-        return [lax.mul(*values)]
     return equation.bind(*values)

@@ -19,16 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._program.cost import program_flops
-from .._program.trace import (
-    Atom,
-    Equation,
-    Literal,
-    Program,
-    Variable,
-    drop_dead,
-    flatten,
-    read,
-)
+from .._program.flatten import flatten
+from .._program.trace import Atom, Equation, Literal, Program, Variable, drop_dead, read
 
 _FEW = 0.1
 """Share of the arithmetic of the dearest branch that all others may do."""

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 from jax.extend import source_info_util
 
+from .._program.flatten import Builder
 from .._program.pins import mark_kept
 from .._program.rules import Rules
-from .._program.trace import Atom, Builder, Equation, Program, Variable, drop_dead
+from .._program.trace import Atom, Equation, Program, Variable, drop_dead
 from .branches import Apart, take_apart
 
 

@@ -15,12 +15,13 @@ from jax import lax
 
 from .._loops.bodies import Body, bodies_of, run_with
 from .._planning.validate import live_bytes
+from .flatten import flatten
 from .hlo import OwnedBuffer
 from .pins import pinned
 from .profile import Profile, scope
 from .rules import Rules
 from .shards import communicates
-from .trace import Equation, Program, flatten, read
+from .trace import Equation, Program, read
 
 type Place = tuple[int, ...]
 """Numbers of equations: of the loop, after those of the loops around it; the number of

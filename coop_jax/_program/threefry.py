@@ -9,7 +9,8 @@ quarter of the time or less, and one kernel to compile for more than twenty.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ import jax.extend.core as jexc
 import jax.numpy as jnp
 from jax import lax
 
-from .trace import Equation, Literal, Program
+from .fusing import FUSIBLE
+from .trace import Equation, Literal, Program, Variable
 
 WORDS = jexc.Primitive("random_words")
 """Stands in a program for words drawn in a straight line."""
@@ -49,14 +51,24 @@ def draws_words(equation: Equation, avals: Sequence[Any]) -> bool:
 
 
 def in_line(program: Program) -> Program:
-    """The program of one device, drawing in a straight line what can be drawn so."""
+    """The program of one device, drawing in a straight line what can be drawn so.
+
+    But for what is spread over more than its own elements: XLA would draw a word for
+    each of these, and takes minutes to compile some of them.
+    """
+    readers = defaultdict[Variable, list[Equation]](list)
+    for each in program.equations:
+        for v in each.variables:
+            readers[v].append(each)
     equations = tuple(
         replace(
             each,
             primitive=WORDS,
             instead=functools.partial(_draw, tuple(each.params["shape"])),
         )
-        if draws_words(each, program.avals) and is_in_range(each)
+        if draws_words(each, program.avals)
+        and is_in_range(each)
+        and not _is_spread(each, program.avals, readers)
         else each
         for each in program.equations
     )
@@ -66,6 +78,25 @@ def in_line(program: Program) -> Program:
 def is_in_range(equation: Equation) -> bool:
     """Whether it draws some words, and numbers of 32 bits are enough for them."""
     return 0 < math.prod(equation.params["shape"]) < 2**32
+
+
+def _is_spread(
+    equation: Equation,
+    avals: Sequence[Any],
+    readers: Mapping[Variable, Sequence[Equation]],
+) -> bool:
+    """Whether XLA might compute words inside of what has more elements."""
+    size = math.prod(equation.params["shape"])
+    todo, seen = [*equation.outputs], {*equation.outputs}
+    while todo:
+        for reader in readers.get(todo.pop(), ()):
+            if reader.primitive.name not in FUSIBLE or reader.is_barrier:
+                continue
+            if any(avals[v].size > size for v in reader.outputs):
+                return True
+            todo += [v for v in reader.outputs if v not in seen]
+            seen.update(reader.outputs)
+    return False
 
 
 def _draw(shape: tuple[int, ...], key: jax.Array) -> list[jax.Array]:

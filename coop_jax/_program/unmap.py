@@ -15,17 +15,9 @@ from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
 from .cost import flops
+from .flatten import Builder, flatten
 from .mapped import Mapped, Whole
-from .trace import (
-    Atom,
-    Builder,
-    Equation,
-    Literal,
-    Program,
-    Variable,
-    drop_dead,
-    flatten,
-)
+from .trace import Atom, Equation, Literal, Program, Variable, drop_dead
 
 _REPLICATED = PartitionSpec()
 
