@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.extend.core as jexc
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,6 +46,19 @@ def test_a_mask_in_line_is_one_kernel_and_takes_its_own_bytes() -> None:
     assert len(re.findall(r" fusion\(", compiled.as_text() or "")) == 1
     assert memory_use(compiled).temp < 512 * 512
     np.testing.assert_array_equal(compiled([KEY])[0], mask(KEY))
+
+
+def test_numbers_of_words_in_line_are_no_array_that_all_draws_share() -> None:
+    """Places along one dimension are the most that does not depend on the key."""
+    program = in_line(body(lambda k: jax.random.bits(k, (8, 4, 16)), KEY))
+    equations = jax.make_jaxpr(program.evaluate)([KEY]).jaxpr
+    of_key, beside = set(equations.invars), []
+    for e in equations.eqns:
+        if of_key.isdisjoint(v for v in e.invars if not isinstance(v, jexc.Literal)):
+            beside.append(e.primitive.name)
+        else:
+            of_key.update(e.outvars)
+    assert sorted(beside) == [*["iota"] * 3, *["mul"] * 3]
 
 
 @pytest.mark.parametrize(

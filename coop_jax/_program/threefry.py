@@ -100,10 +100,24 @@ def _is_spread(
 
 
 def _draw(shape: tuple[int, ...], key: jax.Array) -> list[jax.Array]:
-    number = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     first, second = jax.random.key_data(key)
-    left, right = _enciphered(first, second, jnp.zeros_like(number), number)
+    left = jnp.broadcast_to(first, shape)
+    left, right = _enciphered(first, second, left, _numbered(second, shape))
     return [left ^ right]
+
+
+def _numbered(start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Numbers of the elements of an array, row by row, from `start` on.
+
+    Numbers from 0 would be the same for all draws: XLA would make them once, as an
+    array, at the start of the step, and keep it for the last draw.
+    """
+    numbers, stride = jnp.broadcast_to(start, shape), math.prod(shape)
+    for dim, size in enumerate(shape):
+        stride //= size
+        place = lax.broadcasted_iota(jnp.uint32, shape, dim)
+        numbers += place * jnp.uint32(stride)
+    return numbers
 
 
 def _enciphered(
@@ -113,10 +127,9 @@ def _enciphered(
 
     Args:
       first, second: words of the key, uint32 of shape ().
-      left, right: words to encipher, uint32 of one shape.
+      left, right: sums of these and of the words to encipher, uint32 of one shape.
     """
     keys = first, second, first ^ second ^ jnp.uint32(_PARITY)
-    left, right = left + first, right + second
     for group in range(5):
         for turn in _ROTATIONS[group % 2]:
             left += right
