@@ -139,6 +139,26 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowher
     assert asked == [(pool - surplus, False), (pool, True)][:tries]
 
 
+@pytest.mark.parametrize(("dearer", "is_planned"), [(1.03, False), (1.01, True)])
+def test_near_the_smallest_nothing_is_planned_if_even_more_bytes_cost_too_much(
+    dearer: float, is_planned: bool
+):
+    bench, asked = workbench(), []
+    floor = bench.floor(QUICK)
+    worth = floor.bytes_times_cost / int(1.05 * floor.memory.total)
+    more = replace(floor, cost=dearer * worth, predicted=2 * floor.predicted)
+    bench.candidates = [floor, more]
+
+    def plan_nothing(problem, pool, effort, starts, ways_down):
+        asked.append(pool)
+        found = planner.plan(problem, pool, effort, starts, is_packed=True)
+        return replace(found, fits=False)
+
+    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    assert bench.near_floor(QUICK) in bench.candidates
+    assert bool(asked) == is_planned
+
+
 def test_near_the_smallest_plans_start_from_what_was_met_on_the_way_down():
     bench, asked = workbench(), []
     bench.floor(QUICK)

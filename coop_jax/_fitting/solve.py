@@ -41,6 +41,7 @@ _NEAR_FLOOR = 1.05
 _MOST_NEARBY = 3
 _NEAR_TRIES = 2
 _NEAR_ENOUGH = 0.01  # of the room: with so much more, plans are the same
+_TOO_DEAR = 1.02  # times what would do: more than refining takes off a quick plan
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
 _MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
@@ -93,7 +94,10 @@ class Workbench(Bench):
         aim = room - self._expected_surplus(room)
         # Plans for a little more were made when the floor was sought.
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
+        worth = floor.bytes_times_cost / budget
         for turn in range(_NEAR_TRIES if is_more else 0):
+            if self._least_known_cost(aim) > _TOO_DEAR * worth:
+                break
             # The smallest leads nowhere else: rather from what was met on the way.
             starts = None if turn else [*self._nearby[:_MOST_NEARBY]]
             planned = self._plan(aim, effort, starts)
@@ -106,6 +110,11 @@ class Workbench(Bench):
             else:
                 break
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
+
+    def _least_known_cost(self, aim: int) -> float:
+        """Of the plans compiled for at least as many bytes; 0 if there is none."""
+        mine = (c for c in self.candidates if c.profile is self.profile)
+        return min((c.cost for c in mine if c.predicted >= aim), default=0.0)
 
     def _seek_smallest(self, effort: Effort) -> None:
         """Plans for the smallest pool and compiles that, once."""

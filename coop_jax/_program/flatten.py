@@ -163,7 +163,7 @@ class Builder:
         if same is None or self.rules.pins(eqn):
             return None
         aval = same.aval if isinstance(same, Literal) else self.avals[same]
-        return same if _is_alike(aval, eqn.outvars[0].aval) else None
+        return same if aval == eqn.outvars[0].aval else None
 
     def _checkpoint_barrier(
         self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any
@@ -194,11 +194,6 @@ class Builder:
         self.equations.append(
             Equation(primitive, params, inputs, outputs, *origin, is_barrier, is_pinned)
         )
-
-
-def _is_alike(one: Any, other: Any) -> bool:
-    """Whether two have one type, but for how weak it is."""
-    return one.update(weak_type=False) == other.update(weak_type=False)
 
 
 def _effects(eqn: Any) -> frozenset[Any]:
