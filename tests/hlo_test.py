@@ -150,6 +150,62 @@ FUSED_ZEROS = {
 }
 
 
+# A fusion that multiplies what it adds up by an array of a constant.
+SPREAD = {
+    "module": {
+        "entry_computation_id": 1,
+        "computations": [
+            {
+                "id": 1,
+                "root_id": 13,
+                "instructions": [
+                    {"id": 10, "opcode": "parameter"},
+                    {"id": 11, "opcode": "constant"},
+                    {"id": 12, "opcode": "broadcast", "operand_ids": [11]},
+                    {
+                        "id": 13,
+                        "opcode": "fusion",
+                        "operand_ids": [10, 12],
+                        "called_computation_ids": [2],
+                        "metadata": {"op_name": "sum"},
+                    },
+                ],
+            },
+            {
+                "id": 2,
+                "root_id": 24,
+                "instructions": [
+                    {"id": 20, "opcode": "parameter"},
+                    {"id": 21, "opcode": "parameter", "parameter_number": 1},
+                    {
+                        "id": 22,
+                        "opcode": "sine",
+                        "operand_ids": [20],
+                        "metadata": {"op_name": "sin"},
+                    },
+                    {
+                        "id": 23,
+                        "opcode": "multiply",
+                        "operand_ids": [22, 21],
+                        "metadata": {"op_name": "mul"},
+                    },
+                    {
+                        "id": 24,
+                        "opcode": "reduce",
+                        "operand_ids": [23],
+                        "metadata": {"op_name": "sum"},
+                    },
+                ],
+            },
+        ],
+    },
+    "buffer_assignment": {
+        "logical_buffers": [{"id": 0, "defined_at": {"instruction_id": 12}}],
+        "allocations": [{"assigned": [{"logical_buffer_id": 0, "size": 64}]}],
+    },
+}
+
+
 def dumped(directory: Path, message: dict[str, Any]) -> str:
     """Writes it where XLA would have written a module and its assignment."""
     written = json_format.ParseDict(message, message_class("Hlo")())
@@ -164,6 +220,12 @@ def test_constants_that_a_fusion_writes_beside_its_result_are_told_apart(
     buffers = owned_buffers(None, dumped(tmp_path, FUSED_ZEROS))
     found = [(b.op_name, b.origin) for b in buffers]
     assert found == [("relu", "equation"), ("gradient", "constants")]
+
+
+def test_what_reads_constants_inside_of_a_fusion_is_found(tmp_path: Path) -> None:
+    (made_up,) = owned_buffers(None, dumped(tmp_path, SPREAD))
+    assert (made_up.op_name, made_up.origin) == ("sum", "constants")
+    assert made_up.read_inside == ("mul",)
 
 
 def padded(name: str) -> dict[str, Any]:

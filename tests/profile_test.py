@@ -443,10 +443,6 @@ def test_alignment_is_that_of_the_platform() -> None:
     assert profile(step.program, [], 0, "gpu").problem.alignment == 256
 
 
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))
-
-
 def owned(step: FlatStep, name: str, size: int, **fields: Any) -> OwnedBuffer:
     """A temporary buffer of the first equation of that name."""
     names = [equation.primitive.name for equation in step.program.equations]
@@ -541,3 +537,44 @@ def test_an_operand_that_xla_wrote_under_no_name_is_not_counted_twice() -> None:
     named = owned(step, "dot_general", 64 * 64 * 4)
     again = profile(step.program, [turned, named], 0, "cpu")
     assert [op.workspace for op in again.problem.ops] == [0, 64 * 64 * 4]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_constant_spread_inside_of_a_kernel_of_many_goes_with_it(
+    is_known: bool,
+) -> None:
+    _, step, _ = profiled(lambda x: jnp.sum((jnp.sin(x) * 3.0) @ x), SQUARE)
+    size = 64 * 64 * 4
+    made_up = owned(step, "reduce_sum", size, origin="constants")
+    if is_known:
+        inside = (owned(step, "mul", size).op_name,)
+        made_up = dataclasses.replace(made_up, read_inside=inside)
+    found = profile(step.program, [made_up], 0, "cpu")
+    assert found.standing == (0 if is_known else size)
+    assert not any(op.workspace for op in found.problem.ops)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="fusions of XLA:CPU")
+def test_layers_that_are_not_trained_leave_no_constants() -> None:
+    """XLA:CPU makes one library call of them, and writes arrays of gelu's constants."""
+
+    def trained(x, y, weights, frozen):
+        def layers(x, weights):
+            for w in weights:
+                x = jax.nn.gelu(x @ w)
+            return jnp.max(x, axis=-1)
+
+        grads = jax.grad(lambda w: jnp.sum(layers(x, w)))(weights)
+        return grads, layers(y, frozen)
+
+    batch, weights = float32(512, 256), (float32(256, 256),) * 3
+    found, step, _ = profiled(trained, batch, batch, weights, weights)
+    _, buffers = step.compile_with_buffers(
+        lambda *values: step.program.evaluate(values, scope)
+    )
+    assert any(b.origin == "constants" and b.size == 512 * 256 * 4 for b in buffers)
+    assert found.standing == 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -47,6 +47,8 @@ class OwnedBuffer:
       turned_for: if this is nothing but a copy in another layout, for products or
         convolutions alone to read, the name of the first of them. XLA names such a copy
         after what it copies.
+      read_inside: of what XLA made up from constants alone, the names of the equations
+        that read it inside of kernels.
     """
 
     op_name: str
@@ -59,6 +61,7 @@ class OwnedBuffer:
     is_viewed: bool = False
     call: int = 0
     turned_for: str = ""
+    read_inside: tuple[str, ...] = ()
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -95,6 +98,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                 continue
             place = list(defined.shape_index)
             owners, origin, call = [names.of(instruction, place)], "", None
+            inside: tuple[str, ...] = ()
             if padded := names.padded_for(instruction):
                 owners, origin = padded, "reader"
             elif owners == [""]:
@@ -102,6 +106,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                 origin = "constants" if is_constant else "reader"
                 owners = names.of_readers(instruction, place) or [""]
                 owners = owners if is_constant else owners[:1]
+                inside = names.read_inside(instruction) if is_constant else ()
                 call = names.call(instruction)
             found += [
                 OwnedBuffer(
@@ -115,6 +120,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     names.is_viewed(instruction, place),
                     0 if call is None else sizes.get(call.id, 0),
                     "" if origin else names.turned_for(instruction),
+                    inside,
                 )
                 for name in owners
             ]
@@ -144,6 +150,10 @@ class _Names:
         self._roots = {c.id: c.root_id for c in module.computations}
         self._opcodes = {
             c.id: {i.opcode for i in c.instructions} for c in module.computations
+        }
+        self._inner = {
+            c.id: [i for i in c.instructions if i.opcode == "parameter"]
+            for c in module.computations
         }
         self._arguments = {
             i.metadata.op_name
@@ -269,6 +279,23 @@ class _Names:
                 todo += [] if names else [reader]
             readers = [r for at in todo for r in self._readers[at.id]]
         return list(found)
+
+    def read_inside(self, instruction: Any) -> tuple[str, ...]:
+        """The names of what reads this inside of the fusions that it goes into."""
+        found: dict[str, None] = {}
+        for fusion in self._readers[instruction.id]:
+            places = [
+                k for k, v in enumerate(fusion.operand_ids) if v == instruction.id
+            ]
+            for parameter in self._parameters(fusion):
+                if parameter.parameter_number in places:
+                    readers = self._readers[parameter.id]
+                    found.update(dict.fromkeys(r.metadata.op_name for r in readers))
+        return tuple(name for name in found if name)
+
+    def _parameters(self, fusion: Any) -> list[Any]:
+        called = fusion.called_computation_ids if fusion.opcode == "fusion" else ()
+        return [p for computation in called for p in self._inner[computation]]
 
     def _of_results(self, instruction: Any) -> list[str]:
         """The names of all that a fusion computes, its own last."""

@@ -23,6 +23,7 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "name": (1, "string"),
         "opcode": (2, "string"),
         "metadata": (7, "OpMetadata"),
+        "parameter_number": (9, "int64"),
         "tuple_index": (13, "int64"),
         "custom_call_target": (28, "string"),
         "id": (35, "int64"),

@@ -180,7 +180,9 @@ def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
         equation = _equation(buffer)
         if equation is not None or buffer.origin == "constants":
             name = "" if equation is None else scope(equation)
-            found.append(replace(buffer, op_name=name))
+            inside = (_equation_of(reader) for reader in buffer.read_inside)
+            read_inside = tuple(scope(k) for k in inside if k is not None)
+            found.append(replace(buffer, op_name=name, read_inside=read_inside))
         elif moved_argument(buffer) >= 0:
             found.append(buffer)
     return tuple(found)
@@ -211,7 +213,8 @@ def _constants(
 
     Returns:
       Bytes that stand all the time, and per root the arrays that it reads and that a
-      literal of it is spread into: tied, those come and go with it.
+      literal of it is spread into: tied, those come and go with it. Those that literals
+      of others are spread into, inside of a kernel of many, go with the kernel.
     """
     unit_of: dict[int | None, Unit] = {
         k: unit for unit in units for k in (*unit.inlined, unit.root)
@@ -226,7 +229,11 @@ def _constants(
         tied = [unit.root for unit in reading if _spreads(graph, unit, size)]
         for root in tied:
             spread[root].append(replace(group[0], origin="reader"))
-        standing += 0 if tied else size
+        inside = {_equation_of(name) for b in group for name in b.read_inside}
+        is_cut = inside and all(
+            k in unit_of and _spreads(graph, unit_of[k], size) for k in inside
+        )
+        standing += 0 if tied or is_cut else size
     return standing, spread
 
 
