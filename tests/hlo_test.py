@@ -1,5 +1,6 @@
 """What XLA assigned, read back from the compiled program."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,14 @@ def test_what_reads_constants_inside_of_a_fusion_is_found(tmp_path: Path) -> Non
     (made_up,) = owned_buffers(None, dumped(tmp_path, SPREAD))
     assert (made_up.op_name, made_up.origin) == ("sum", "constants")
     assert made_up.read_inside == ("mul",)
+
+
+def test_what_others_read_too_is_not_said_to_be_read_inside(tmp_path: Path) -> None:
+    spread = copy.deepcopy(SPREAD)
+    other = {"id": 14, "opcode": "scatter", "operand_ids": [12]}
+    spread["module"]["computations"][0]["instructions"].append(other)
+    (made_up,) = owned_buffers(None, dumped(tmp_path, spread))
+    assert made_up.read_inside == ()
 
 
 def padded(name: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class OwnedBuffer:
         convolutions alone to read, the name of the first of them. XLA names such a copy
         after what it copies.
       read_inside: of what XLA made up from constants alone, the names of the equations
-        that read it inside of kernels.
+        that read it, if all do inside of kernels.
     """
 
     op_name: str
@@ -281,21 +281,17 @@ class _Names:
         return list(found)
 
     def read_inside(self, instruction: Any) -> tuple[str, ...]:
-        """The names of what reads this inside of the fusions that it goes into."""
+        """The names of all that reads this, if that is inside of fusions alone."""
         found: dict[str, None] = {}
         for fusion in self._readers[instruction.id]:
-            places = [
-                k for k, v in enumerate(fusion.operand_ids) if v == instruction.id
-            ]
-            for parameter in self._parameters(fusion):
-                if parameter.parameter_number in places:
+            if fusion.opcode != "fusion":
+                return ()
+            for parameter in self._inner[fusion.called_computation_ids[0]]:
+                operand = fusion.operand_ids[parameter.parameter_number]
+                if operand == instruction.id:
                     readers = self._readers[parameter.id]
                     found.update(dict.fromkeys(r.metadata.op_name for r in readers))
-        return tuple(name for name in found if name)
-
-    def _parameters(self, fusion: Any) -> list[Any]:
-        called = fusion.called_computation_ids if fusion.opcode == "fusion" else ()
-        return [p for computation in called for p in self._inner[computation]]
+        return () if "" in found else tuple(found)
 
     def _of_results(self, instruction: Any) -> list[str]:
         """The names of all that a fusion computes, its own last."""
