@@ -27,6 +27,7 @@ from .._program.regions import evaluate
 from .._program.rules import NO_RULES, Rules
 from .._program.threefry import in_line
 from .._program.trace import Program
+from .._program.turning import unturned
 from .._program.unmap import unmapped
 
 _PROBE = {"xla_backend_optimization_level": 0}
@@ -177,7 +178,7 @@ def flat_step(
     elif platform == "gpu":
         program = aligned(program)
     elif platform == "cpu":
-        program = in_line(program)
+        program = unturned(in_line(program))
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)
 
