@@ -17,8 +17,9 @@ from coop_jax._loops.body_plans import flops_with
 from coop_jax._loops.loop_report import BodyPlan
 from coop_jax._program.cost import program_flops
 from coop_jax._program.flatten import flatten
+from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.profile import profile
-from coop_jax._program.regions import evaluate, inside_of
+from coop_jax._program.regions import by_place, evaluate, inside_of, named
 
 ROWS, WIDTH, LAYERS = 512, 64, 10
 KEYS = jax.random.split(jax.random.key(0), LAYERS + 1)
@@ -143,6 +144,59 @@ def test_other_bodies_run_in_the_place_of_a_loops_own(step: Callable, n: int) ->
     assert [e.primitive.name for e in program.equations if bodies_of(e)]
     arguments = [*WEIGHTS, X, n]
     close(evaluate(program, arguments), program.evaluate(arguments))
+
+
+def test_names_inside_a_body_are_of_its_own_equations() -> None:
+    body, other = "jit(f)/coop_eqn_7/while/body/coop_row_", "jit(f)/coop_eqn_3/dot"
+    buffer = OwnedBuffer(
+        f"{body}2/transpose",
+        "copy",
+        64,
+        allocation=0,
+        offset=0,
+        is_temporary=True,
+        turned_for=f"{body}4/dot",
+        read_inside=(f"{body}5/add", other),
+    )
+    around = replace(buffer, op_name=other, turned_for="", read_inside=())
+    for_around = replace(buffer, turned_for=other, read_inside=())
+    (first, second) = named(by_place([buffer, around, for_around]), (7,))
+    assert first.op_name == second.op_name == "coop_eqn_2"
+    assert first.turned_for == "coop_eqn_4"
+    assert first.read_inside == ("coop_eqn_5", "")
+    assert second.turned_for == ""
+
+
+def test_what_is_turned_around_inside_a_body_is_planned() -> None:
+    """Attention in chunks, transposed: of two loops, which equations have many."""
+    heads, words, width = 2, 256, 32
+    weight = jax.random.normal(KEYS[0], (width, 3 * width)) / 8
+    x = jax.random.normal(KEYS[1], (words, width))
+
+    def attend(queries: Any, keys: Any, values: Any) -> Any:
+        def one(chunk: Any) -> Any:
+            scores = jnp.einsum("qhd,khd->hqk", chunk, keys)
+            return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), values)
+
+        chunks = queries.reshape(8, words // 8, heads, width // heads)
+        return lax.map(jax.checkpoint(one), chunks).reshape(words, width)
+
+    def step(weight: Any, x: Any) -> Any:
+        def loss(weight: Any) -> Any:
+            y = x
+            for _ in range(3):
+                parts = jnp.split(jnp.tanh(y) @ weight, 3, -1)
+                y += attend(*(p.reshape(words, heads, width // heads) for p in parts))
+            return jnp.mean(y**2)
+
+        value, grad = jax.value_and_grad(loss)(weight)
+        return weight - 0.1 * grad, value
+
+    planned = coop_jax.remat(step, "min")
+    for found, expected in zip(
+        planned(weight, x), jax.jit(step)(weight, x), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_has_effects_has_no_bodies() -> None:

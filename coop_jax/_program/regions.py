@@ -129,9 +129,12 @@ def by_place(
     """Buffers by the loops they are in and, last, their equation."""
     found: dict[Place, list[OwnedBuffer]] = {}
     for buffer in buffers:
-        place = tuple(map(int, _NAMED.findall(buffer.op_name)))
-        found.setdefault(place, []).append(buffer)
+        found.setdefault(_place_of(buffer.op_name), []).append(buffer)
     return found
+
+
+def _place_of(name: str) -> Place:
+    return tuple(map(int, _NAMED.findall(name)))
 
 
 def communicating(buffers: Sequence[OwnedBuffer]) -> frozenset[Place]:
@@ -144,10 +147,24 @@ def named(
     buffers: Mapping[Place, Sequence[OwnedBuffer]], place: Place
 ) -> tuple[OwnedBuffer, ...]:
     """Buffers inside a loop, named by the equation of its body they belong to."""
-    depth = len(place)
+
+    def within(name: str) -> str:
+        """The name in the body of what has a name in the step; "" for all around it."""
+        at = _place_of(name)
+        return scope(at[len(place)]) if _is_inside(at, place) else ""
+
     return tuple(
-        replace(buffer, op_name=scope(at[depth]))
+        replace(
+            buffer,
+            op_name=within(buffer.op_name),
+            turned_for=within(buffer.turned_for),
+            read_inside=tuple(map(within, buffer.read_inside)),
+        )
         for at, inside in buffers.items()
-        if len(at) > depth and at[:depth] == place
+        if _is_inside(at, place)
         for buffer in inside
     )
+
+
+def _is_inside(at: Place, place: Place) -> bool:
+    return len(at) > len(place) and at[: len(place)] == place
