@@ -46,9 +46,9 @@ UPDATE = Problem(
 def test_parts_end_after_products_and_before_what_overwrites_their_operands() -> None:
     home = [(0,), (1,), (2,), (3,)]
     assert overwriting(UPDATE) == {1, 3}
-    assert parts(UPDATE, home, alone={0, 2}) == [[0, 1], [2], [3]]
+    assert parts(UPDATE, home, ends={0, 2}) == [[0, 1], [2], [3]]
     again = [(0, 2), (1,), (2,), (3,)]
-    assert parts(UPDATE, again, alone=set()) == [[0, 1], [0, 2], [3]]
+    assert parts(UPDATE, again, ends=set()) == [[0, 1], [0, 2], [3]]
 
 
 CHAIN = Problem(
@@ -198,7 +198,7 @@ def test_updates_that_read_what_they_overwrite_stay_together() -> None:
     decayed = dataclasses.replace(UPDATE.ops[1], inputs=(0, 1, 2))
     ops = (UPDATE.ops[0], decayed, UPDATE.ops[3])
     problem = dataclasses.replace(UPDATE, ops=ops)
-    assert parts(problem, [(0,), (1,), (2,)], alone={0}) == [[0, 1, 2]]
+    assert parts(problem, [(0,), (1,), (2,)], ends={0}) == [[0, 1, 2]]
 
 
 def test_a_donated_weight_is_not_copied_for_what_reads_it_just_before_its_update():
@@ -298,6 +298,27 @@ def test_on_gpu_what_nothing_turns_is_row_major_behind_a_barrier(
     names = [e.primitive.name for e in planned_equations(step, [x, x], platform, -1)]
     behind = names[names.index("optimization_barrier") :]
     assert ("layout_constraint" in behind) == ordered
+
+
+@pytest.mark.parametrize(
+    ("platform", "readers", "is_written"),
+    [("cpu", 2, True), ("cpu", 1, False), ("gpu", 2, False)],
+)
+def test_on_cpu_what_several_read_is_written_first_where_it_is_computed_again(
+    platform, readers, is_written
+) -> None:
+    def step(x, w):
+        y = jnp.sin(x)
+        first = y @ w
+        return first @ (y if readers == 2 else w)
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    names = [
+        e.primitive.name for e in planned_equations(step, [x, x], platform, readers)
+    ]
+    *_, again = (k for k, name in enumerate(names) if name == "sin")
+    read = names.index("dot_general", again)
+    assert ("optimization_barrier" in names[again:read]) == is_written
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_weights_of_examples_come_before_their_gradients() -> None:
         (((1,), (0,)), ((), ()), ((3, 4, 5), (4,)), False),
         # A matrix in place of the vector, whose product would have other dimensions.
         (((0,), (0,)), ((), ()), ((4, 3, 5), (4, 2)), False),
+        # Nothing to turn around in a vector.
+        (((0,), (0,)), ((), ()), ((4,), (4,)), False),
         # The vector comes first as it is.
         (((0,), (0,)), ((), ()), ((4,), (4, 3, 5)), False),
     ],

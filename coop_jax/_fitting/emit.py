@@ -20,6 +20,7 @@ front of one part XLA's clock is put forward (`watershed`). The barriers vanish 
 buffer assignment and cost nothing at run time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -28,7 +29,7 @@ from jax import lax
 
 from .._native.inplace import call
 from .._native.program_words import InplaceProgram
-from .._planning.types import OpId
+from .._planning.types import OpId, Problem
 from .._program.cost import nbytes
 from .._program.fusing import fusible
 from .._program.profile import Profile
@@ -58,9 +59,11 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     def planned(*arguments: Any) -> list[Any]:
         alone = _alone(profile)
         spreading = _spreading(profile, alone)
-        cut = parts(profile.problem, positions, alone)
-        if profile.platform != "cpu":
-            # XLA:CPU rather computes what it fuses once per reader, and is slower then.
+        # XLA:CPU rather computes what it fuses once per reader, and is slower then.
+        on_cpu = profile.platform == "cpu"
+        ends = alone | _read_often(profile.problem) if on_cpu else alone
+        cut = parts(profile.problem, positions, ends)
+        if not on_cpu:
             apart = profile.calls.keys() | _by_rows(profile, spreading)
             cut = joined(profile.problem, cut, apart, spreading)
         return _Emission(profile, alone, spreading, arguments).run(cut)
@@ -285,6 +288,14 @@ def _alone(profile: Profile) -> set[OpId]:
         or has_call(equations, unit)
     }
     return own | profile.calls.keys()
+
+
+def _read_often(problem: Problem) -> set[OpId]:
+    """Ops whose results are large and several others read."""
+    readers = Counter(v for op in problem.ops for v in {*op.inputs})
+    small = small_size(problem)
+    often = {v for v, n in readers.items() if n > 1 and problem.values[v].size >= small}
+    return {k for k, op in enumerate(problem.ops) if not often.isdisjoint(op.outputs)}
 
 
 def _spreading(profile: Profile, alone: Set[OpId]) -> set[OpId]:

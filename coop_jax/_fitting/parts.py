@@ -2,8 +2,10 @@
 
 All steps at one position of the plan (the rematerializations for an op, then the op)
 form a group. A group is cut after each op that XLA computes on its own, as nothing
-orders what is in one part but data. An update of donated arguments stays with what runs
-before it, for XLA to fuse: a gradient need not be written in its final layout.
+orders what is in one part but data, and on CPU after each op that several others read,
+which XLA would compute in each of them, of operands that stay alive. An update of
+donated arguments stays with what runs before it, for XLA to fuse: a gradient need not
+be written in its final layout.
 
 On GPU, parts are joined again as far as the order inside does not matter (`joined`):
 there XLA makes several results in one kernel, and puts what follows a matrix product
@@ -21,13 +23,13 @@ type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
 
 
-def parts(problem: Problem, positions: Positions, alone: Set[OpId]) -> list[list[OpId]]:
+def parts(problem: Problem, positions: Positions, ends: Set[OpId]) -> list[list[OpId]]:
     """The parts of a plan, in the order they run.
 
     Args:
       problem: what is planned.
       positions: where each op runs.
-      alone: the ops that XLA computes on their own.
+      ends: the ops that end the part they are in.
     """
     updates = overwriting(problem)
     found: list[list[OpId]] = []
@@ -39,7 +41,7 @@ def parts(problem: Problem, positions: Positions, alone: Set[OpId]) -> list[list
             if not is_open:
                 found.append([])
             found[-1].append(op)
-            is_open = op not in alone
+            is_open = op not in ends
     return found
 
 

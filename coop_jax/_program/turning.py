@@ -31,9 +31,10 @@ def _is_turned(equation: Equation, program: Program) -> bool:
     (summed, of_vector), (batch, _) = equation.params["dimension_numbers"]
     if vector.ndim != len(of_vector) + len(batch):
         return False
-    free = [d for d in range(array.ndim) if d not in (*summed, *batch)]
-    is_matrix = len(free) == len(summed) == 1
-    return not is_matrix and [*batch, *summed, *free] == list(range(array.ndim))
+    as_it_lies = list(range(array.ndim))
+    free = [d for d in as_it_lies if d not in (*summed, *batch)]
+    is_matrix = len(free) == len(summed) == 1 or [*batch, *free, *summed] == as_it_lies
+    return not is_matrix and [*batch, *summed, *free] == as_it_lies
 
 
 def _swapped(equation: Equation) -> Equation:
