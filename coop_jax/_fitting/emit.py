@@ -150,8 +150,7 @@ class _Emission:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         self.shelf.put(local)
-        if is_large:
-            self.triggers = self._ends(index, part) or self.triggers
+        self.triggers = self._triggers_after(index, part, reads) or self.triggers
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
         made: set[Variable] = set()
@@ -230,6 +229,22 @@ class _Emission:
             outputs = lax.optimization_barrier(outputs)
             local.update(zip(root.outputs, outputs, strict=True))
         self.env.update(zip(root.outputs, outputs, strict=True))
+
+    def _triggers_after(
+        self, index: int, part: Sequence[OpId], reads: Sequence[Variable]
+    ) -> list[Variable]:
+        """What the next part waits for.
+
+        Nothing waits for a small part, but where nothing later reads a trigger that it
+        read: what it made of that takes the place.
+        """
+        ends = self._ends(index, part)
+        if self._are_large(part):
+            return ends
+        gone = {v for v in self.triggers if self.last_read[v] <= index}
+        if gone.isdisjoint(reads):
+            return self.triggers
+        return [*(v for v in self.triggers if v not in gone), *ends]
 
     def _ends(self, index: int, part: Sequence[OpId]) -> list[Variable]:
         """What is there once a part is done: of each op that ends it, one array.
