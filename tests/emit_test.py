@@ -321,6 +321,28 @@ def test_on_cpu_what_several_read_is_written_first_where_it_is_computed_again(
     assert ("optimization_barrier" in names[again:read]) == is_written
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_what_follows_small_ones_waits_for_them(platform) -> None:
+    """The sums of sums alone read the sums, which nothing could wait for after them."""
+
+    def step(x, w):
+        y = jnp.sin(x)
+        sums = (y @ w).sum(0)
+        return sums.reshape(8, 8).sum(0), jnp.tanh(w @ y) @ w
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    equations = planned_equations(step, [x, x], platform, 4)
+    names = [e.primitive.name for e in equations]
+    *_, again = (k for k, name in enumerate(names) if name == "sin")
+    *_, of_sums = (e for e in equations[:again] if e.primitive.name == "reduce_sum")
+    (result,) = of_sums.outvars
+    assert result.aval.shape == (8,)
+    *_, barrier = (
+        e for e in equations[:again] if e.primitive.name == "optimization_barrier"
+    )
+    assert result in barrier.invars
+
+
 @pytest.mark.parametrize(
     ("platform", "rows", "passing"), [("cpu", 64, 1), ("cpu", 8, 0), ("gpu", 64, 0)]
 )
