@@ -213,6 +213,32 @@ def test_a_convolution_that_xla_left_no_name_has_what_was_turned_around_for_it()
     assert not any(op.workspace for op in found.problem.ops if op is not gradient)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="layouts of XLA:CPU")
+def test_what_xla_writes_twice_once_turned_around_is_workspace_of_who_reads_that() -> (
+    None
+):
+    """The gradient of a kernel reads its images turned around, relu and all."""
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def loss(kernels, x):
+        for kernel in kernels:
+            x = lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=layout
+            )
+            x = jnp.maximum(x, 0)
+        return jnp.sum(x**2)
+
+    def step(kernels, x):
+        gradients = jax.grad(loss)(kernels, x)
+        return [(0.1 * g, g**2) for g in gradients]
+
+    kernels, images = [float32(3, 3, 32, 32)] * 3, float32(8, 64, 64, 32)
+    found, _, _ = profiled(step, kernels, images)
+    size = 8 * 64 * 64 * 32 * 4
+    taken = [op.workspace // size for op in found.problem.ops if op.workspace >= size]
+    assert taken == [2, 2, 1], "both operands, and in the first kernel's one of them"
+
+
 def test_a_product_is_part_of_the_transpose_that_xla_writes() -> None:
     def layer(x, w):
         y = jax.vmap(lambda row: w @ row)(x)
@@ -521,6 +547,12 @@ def test_what_is_turned_around_for_a_product_counts_to_the_product() -> None:
     found = profile(step.program, [value, copy], 0, "cpu").problem.ops
     taken = {op.name.split(" ")[0]: op.workspace for op in found}
     assert taken["tanh"] == 0
+    assert taken["dot_general"] == 64 * 64 * 4
+    computed = dataclasses.replace(copy, is_computed=True)
+    found = profile(step.program, [computed], 0, "cpu").problem.ops
+    assert not any(op.workspace for op in found), "the only place it is written"
+    found = profile(step.program, [value, computed], 0, "cpu").problem.ops
+    taken = {op.name.split(" ")[0]: op.workspace for op in found}
     assert taken["dot_general"] == 64 * 64 * 4
     unturned = dataclasses.replace(copy, turned_for="")
     found = profile(step.program, [value, unturned], 0, "cpu").problem.ops

@@ -17,7 +17,8 @@ _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 _CALLS = ("convolution", "dot")
 _CUDNN = "__cudnn$conv"
 _VIEWS = {"parameter", "bitcast", "reshape"}
-_COPIES = {*_VIEWS, "copy", "transpose"}
+_TURNS = {"copy", "transpose"}
+_COPIES = {*_VIEWS, *_TURNS}
 
 _NAMELESS = 8
 """Instructions without a name that may lie between one and its name."""
@@ -47,6 +48,7 @@ class OwnedBuffer:
       turned_for: if this is nothing but a copy in another layout, for products or
         convolutions alone to read, the name of the first of them. XLA names such a copy
         after what it copies.
+      is_computed: whether the copy is made in one kernel with what it is a copy of.
       read_inside: of what XLA made up from constants alone, the names of the equations
         that read it, if all do inside of kernels.
     """
@@ -61,6 +63,7 @@ class OwnedBuffer:
     is_viewed: bool = False
     call: int = 0
     turned_for: str = ""
+    is_computed: bool = False
     read_inside: tuple[str, ...] = ()
 
     @property
@@ -120,6 +123,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     names.is_viewed(instruction, place),
                     0 if call is None else sizes.get(call.id, 0),
                     "" if origin else names.turned_for(instruction),
+                    not origin and names.is_computed(instruction),
                     inside,
                 )
                 for name in owners
@@ -199,14 +203,24 @@ class _Names:
 
     def turned_for(self, instruction: Any) -> str:
         """The name of the first call that reads this copy, if calls alone do."""
-        opcodes = {instruction.opcode}
-        if instruction.opcode == "fusion":
-            opcodes = self._opcodes[instruction.called_computation_ids[0]]
-        if opcodes <= _VIEWS or not opcodes <= _COPIES:
+        opcodes = self._opcodes_in(instruction)
+        is_copy = opcodes <= _COPIES and not opcodes <= _VIEWS
+        if not is_copy and not self.is_computed(instruction):
             return ""
         readers = self._beyond_views(instruction)
         is_for_calls = readers and all(self._is_call(reader) for reader in readers)
         return self.of(readers[0], []) if is_for_calls else ""
+
+    def is_computed(self, instruction: Any) -> bool:
+        """Whether it computes what it then copies, in a layout that XLA chose."""
+        last = self._computing(instruction, [])
+        is_turned = last.opcode in _TURNS and not last.metadata.op_name
+        return is_turned and not self._opcodes_in(instruction) <= _COPIES
+
+    def _opcodes_in(self, instruction: Any) -> set[str]:
+        if instruction.opcode == "fusion":
+            return self._opcodes[instruction.called_computation_ids[0]]
+        return {instruction.opcode}
 
     def padded_for(self, instruction: Any) -> list[str]:
         """The names of the convolutions that read this, if XLA padded it for them.

@@ -101,7 +101,9 @@ def with_turned_operands(
 
     XLA names such a copy after what it copies; in a plan it stands while the product
     runs. A transpose itself keeps what it wrote. Of a product and a transpose of it
-    XLA:CPU makes one call, under the name of the latter.
+    XLA:CPU makes one call, under the name of the latter. Where what is turned around
+    is computed on the way, it is the equation's own result, unless that is written as
+    it is as well.
 
     Args:
       graph: of the program.
@@ -109,10 +111,14 @@ def with_turned_operands(
       equation_of: finds the equation of a name.
     """
     kept = {k: [b for b in found if not b.turned_for] for k, found in owned.items()}
+    written = {
+        k for k, found in kept.items() if any(b.origin == "equation" for b in found)
+    }
     for k, found in owned.items():
         is_layout = graph.equations[k].primitive.name in LAYOUTS
         for buffer in (b for b in found if b.turned_for):
-            reader = None if is_layout else equation_of(buffer.turned_for)
+            is_result = is_layout or (buffer.is_computed and k not in written)
+            reader = None if is_result else equation_of(buffer.turned_for)
             if reader is None:
                 kept[k].append(buffer)
             else:
