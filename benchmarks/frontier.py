@@ -24,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +163,10 @@ class Sweep:
         self.step = self._flatten(self._trace(model))
         self._flops, self._least = 1.0, Roofline(1, 1.0)
         self._counted = program_flops(self.step.program)
+        self._making_args: Future[Any] | None = None
+        if settings.backend == "gpu" and settings.runs:
+            # XLA compiles minutes of kernels for the weights of many layers.
+            self._making_args = ThreadPoolExecutor(1).submit(model.make_args)
         self.unplanned = self._add_plain()
         self.bench = self._add_flat()
 
@@ -328,7 +333,8 @@ class Sweep:
         """Adds step times and errors to the rows that have a program."""
         ready = [entry for entry in self.entries if entry.run is not None]
         programs: list[Any] = [entry.run for entry in ready]
-        args = self.model.make_args()
+        making = self._making_args
+        args = self.model.make_args() if making is None else making.result()
         donated = self.model.donate_argnums
         if self.settings.repeats:
             _progress(f"{self.model.name}: timing {len(programs)} programs")

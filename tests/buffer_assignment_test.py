@@ -14,6 +14,7 @@ from coop_jax._planning.buffer_assignment import (
     Assignment,
     Buffer,
     _best_gap,
+    _durations,
     assign,
     live_peak,
     packed,
@@ -124,16 +125,52 @@ def test_is_the_better_of_two_orders_of_the_obvious_best_fit() -> None:
         if not buffers:
             continue
 
-        ranges = [b.live_range for b in buffers]
-        events = [at for r in ranges for at in (r.start, r.end)]
-
-        def duration(b: Buffer, events: list[int] = events) -> int:
-            return sum(b.live_range.start <= at < b.live_range.end for at in events)
-
-        spatial = sorted(buffers, key=lambda b: (-b.size, -duration(b)))
-        temporal = sorted(buffers, key=lambda b: (-duration(b), -b.size))
-        expected = min(_first_order_peak(spatial), _first_order_peak(temporal))
+        first, whole = _by_the_clock(buffers)
+        numbers = range(len(buffers))
+        spatial = sorted(numbers, key=lambda i: (-buffers[i].size, -first[i]))
+        temporal = sorted(numbers, key=lambda i: (-whole[i], -buffers[i].size))
+        expected = min(
+            _first_order_peak([buffers[i] for i in order])
+            for order in (spatial, temporal)
+        )
         assert assign(buffers, 1).peak == expected
+
+
+def _by_the_clock(buffers: list[Buffer]) -> tuple[list[int], list[int]]:
+    """How long each lasts for its first owner, and in all: every call is a tick."""
+    time, calls = 0, [list[int]() for _ in buffers]
+    for step in range(max(b.live_range.end for b in buffers)):
+        for b, own in zip(buffers, calls, strict=True):
+            for at, ticks in ((b.live_range.start, 1), *((t, 2) for t in b.takeovers)):
+                if at == step:
+                    own.append(time)
+                    time += ticks
+        for b, own in zip(buffers, calls, strict=True):
+            if b.live_range.end == step + 1:
+                own.append(time)
+                time += 1
+    return [own[1] - own[0] for own in calls], [own[-1] - own[0] for own in calls]
+
+
+def test_what_takes_bytes_over_ticks_twice() -> None:
+    """As XLA's `Free` of the one and `ShareWith` of the other."""
+    # time                       0  1  2  3  4
+    # a                          [-----)
+    # b                                   [--)
+    # c (taken over at 3)             [--|-----)
+    # d                             [--------)
+    a, b, c, d = buffer(4, 0, 2), buffer(4, 3, 4), buffer(4, 2, 5), buffer(4, 1, 4)
+    assert _durations([a, b, c, d]) == ([2, 1, 4, 5], [2, 1, 4, 5])
+    taken = replace(c, takeovers=(3,))
+    assert _durations([a, b, taken, d]) == ([2, 3, 2, 7], [2, 3, 6, 7])
+    rng = random.Random(3)
+    for _ in range(300):
+        buffers = [b for b in random_buffers(rng, 15, 10) if b.size]
+        for i, one in enumerate(buffers):
+            alive = range(one.live_range.start + 1, one.live_range.end)
+            steps = sorted(rng.sample(alive, rng.randint(0, len(alive))))
+            buffers[i] = replace(one, takeovers=tuple(steps))
+        assert _durations(buffers) == (_by_the_clock(buffers) if buffers else ([], []))
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 256])
@@ -160,7 +197,7 @@ def test_what_crosses_the_watershed_is_placed_first_by_eye() -> None:
     # c (2)             [---)
     # d (2)                     [-------)   at 0, below a
     buffers = [buffer(1, 2, 4), buffer(1, 0, 3), buffer(2, 1, 2), buffer(2, 3, 5)]
-    assert assign(buffers, 1) == Assignment((2, 3, 0, 0), 4, 3)
+    assert assign(buffers, 1) == Assignment((3, 2, 0, 0), 4, 3)
     # Only d is there across 4: first, then a above it, and b takes d's bytes.
     assert assign(buffers, 1, [4]) == Assignment((2, 0, 1, 0), 3, 3, watershed=4)
     # Nor is it there where nothing is gained.
@@ -209,7 +246,7 @@ def test_by_size_what_is_taken_over_counts_for_its_own_time_alone() -> None:
     others = [buffer(10, 1, 6), buffer(1, 3, 4), buffer(1, 4, 5)]
     whole = buffer(10, 0, 7)
     assert assign([whole, *others], alignment=1).offsets == (0, 10, 20, 20)
-    taken = replace(whole, first_end=2)
+    taken = replace(whole, takeovers=(1,))
     assert assign([taken, *others], alignment=1).offsets == (10, 0, 20, 20)
 
 
@@ -233,13 +270,13 @@ def test_a_schedule_in_place_is_one_buffer() -> None:
             Value("c", 4, is_output=True),
         ),
     )
-    chain = replace(buffer(4, 0, 4), first_end=2)
+    chain = replace(buffer(4, 0, 4), takeovers=(1, 2))
     assert schedule_buffers(problem, (0, 1, 2)) == (chain, buffer(7, 1, 2))
     # Computing b once more after c takes bytes of its own, beside those of c.
     assert schedule_buffers(problem, (0, 1, 2, 0, 1)) == (
-        replace(buffer(4, 0, 6), first_end=2),
+        replace(buffer(4, 0, 6), takeovers=(1, 2)),
         buffer(7, 1, 2),
-        replace(buffer(4, 3, 5), first_end=5),
+        replace(buffer(4, 3, 5), takeovers=(4,)),
         buffer(7, 4, 5),
     )
 

@@ -239,6 +239,34 @@ def test_what_xla_writes_twice_once_turned_around_is_workspace_of_who_reads_that
     assert taken == [2, 2, 1], "both operands, and in the first kernel's one of them"
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="fusions of XLA:CPU")
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_matrix_that_is_read_as_rows_of_rows_passes_its_bytes_on_only_on_gpu(
+    platform: str,
+) -> None:
+    """Products are matrices to XLA; kernels read them in the shape they have in JAX."""
+
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.maximum(y @ w, 0)
+            return jnp.mean(y**2)
+
+        return [
+            w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)
+        ]
+
+    _, flat, memory = profiled(step, [float32(64, 64)] * 4, float32(16, 32, 64))
+    _, buffers = flat.compile_with_buffers(
+        lambda *values: flat.program.evaluate(values, scope)
+    )
+    problem = profile(flat.program, buffers, memory.fixed, platform).problem
+    products = {v for op in problem.ops if op.name == "dot_general" for v in op.outputs}
+    passed_on = {source for op in problem.ops for source, _ in op.in_place} & products
+    assert bool(passed_on) == (platform == "gpu")
+
+
 def test_a_product_is_part_of_the_transpose_that_xla_writes() -> None:
     def layer(x, w):
         y = jax.vmap(lambda row: w @ row)(x)

@@ -39,6 +39,7 @@ class Overwriting:
       units: all of them.
       owned: what XLA assigned to each equation.
       programs: per root, the chain that an in-place call computes.
+      platform: whose XLA it is.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Overwriting:
         units: Iterable[Unit],
         owned: Mapping[int, Sequence[OwnedBuffer]],
         programs: Mapping[int, InplaceProgram],
+        platform: str,
     ) -> None:
         self._graph = graph
         self._owned = owned
         self._programs = programs
+        self._looks_inside = platform != "cpu"
         self._shared: set[Variable] = set()
         for unit in units:
             starts = self._kept(unit)
@@ -101,7 +104,7 @@ class Overwriting:
             return []
         return [
             (source, root.outputs[0])
-            for source in unit.inputs
+            for source in self._graph.operands(unit)
             if source not in self._shared
             and not self._is_viewed(source)
             and self._has_bytes_of(source, root)
@@ -116,11 +119,16 @@ class Overwriting:
         return self._name(k) not in FUSIBLE or self._name(k) in _MOVING
 
     def _is_viewed(self, source: Variable) -> bool:
-        """Whether XLA wrote the value in another shape than it is read in."""
+        """Whether XLA wrote the value in another shape than it is read in.
+
+        XLA:GPU looks through what a fusion makes of its operand's shape, XLA:CPU not.
+        """
         size = self._graph.bytes(source)
         written = self._owned.get(self._graph.producer.get(source, -1), ())
         results = [b for b in written if b.origin == "equation" and b.size == size]
-        return bool(results) and all(b.is_viewed for b in results)
+        if self._looks_inside:
+            return bool(results) and all(b.is_viewed for b in results)
+        return bool(results) and all(b.is_viewed or b.is_reshaped for b in results)
 
     def _name(self, k: int) -> str:
         return self._graph.equations[k].primitive.name

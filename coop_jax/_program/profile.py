@@ -122,7 +122,7 @@ def profile(
     standing, spread = _constants(graph, units, left)
     owned = without_starts(graph, units, owned)
     owned = with_turned_operands(graph, owned, _equation_of)
-    overwriting = Overwriting(graph, units, owned, programs)
+    overwriting = Overwriting(graph, units, owned, programs, platform)
     builder = _ProblemBuilder(graph, owned, spread, rates, programs, overwriting)
     for unit in units:
         builder.add(unit)

@@ -133,6 +133,27 @@ class Graph:
         inputs.sort()
         return Unit(root, order, tuple(inputs), tuple(sorted(spread)), tuple(scalars))
 
+    def operands(self, unit: Unit) -> list[Variable]:
+        """A unit's inputs in the order in which XLA's fusion lists them.
+
+        It starts from what the root reads; what is fused into it appends what it reads.
+        """
+        inlined, found = set(unit.inlined), dict[Variable, None]()
+        level = self.reads(unit.root)
+        seen = set(level)
+        while level:
+            found.update(
+                dict.fromkeys(v for v in level if self._made(v) not in inlined)
+            )
+            fused = [k for v in level if (k := self._made(v)) in inlined]
+            level = [v for k in fused for v in self.reads(k) if v not in seen]
+            level = list(dict.fromkeys(level))
+            seen.update(level)
+        return list(found)
+
+    def _made(self, v: Variable) -> int:
+        return self.producer.get(v, -1)
+
     def _spread_scalars(self, k: int) -> list[int]:
         """Which inputs are literals of one element that meet no small array."""
         equation = self.equations[k]

@@ -16,11 +16,13 @@ struct Buffer {
   // Half-open range of positions in the schedule.
   int32_t start;
   int32_t end;
-  // The end for what first wrote it, if something took its bytes over.
-  int32_t first_end = 0;
-
-  int32_t FirstEnd() const { return first_end ? first_end : end; }
+  // How long it lasts for what first wrote it, and in all, in ticks of XLA's clock.
+  int32_t first_duration = 0;
+  int32_t duration = 0;
 };
+
+// The positions at which something takes over the bytes of a buffer, by its number.
+using Takeovers = std::vector<std::pair<int32_t, int32_t>>;
 
 // Per step and input, whether this is the last read of the instance.
 std::vector<std::vector<bool>> LastReads(const Problem& problem,
@@ -39,6 +41,37 @@ std::vector<std::vector<bool>> LastReads(const Problem& problem,
   return found;
 }
 
+// Sets how long the buffers last: the clock ticks with each that comes or goes, twice
+// where something takes bytes over; within a step first with those that come. `steps`:
+// of the schedule.
+void SetDurations(const Takeovers& takeovers, int32_t steps,
+                  std::vector<Buffer>* buffers) {
+  // Per position, first what comes and then what goes; the last has only the latter.
+  std::vector<int32_t> clock(2 * (steps + 1) + 1, 0);
+  const auto coming = [&clock](int32_t at) -> int32_t& { return clock[2 * at]; };
+  const auto going = [&clock](int32_t at) -> int32_t& { return clock[2 * at - 1]; };
+  for (const Buffer& buffer : *buffers) {
+    ++coming(buffer.start);
+    ++going(buffer.end);
+  }
+  for (const auto& [index, at] : takeovers) coming(at) += 2;
+  std::exclusive_scan(clock.begin(), clock.end(), clock.begin(), 0);
+  auto next = takeovers.begin();
+  for (size_t i = 0; i < buffers->size(); ++i) {
+    Buffer& buffer = (*buffers)[i];
+    const int32_t begin = coming(buffer.start)++;
+    int32_t first = -1;
+    for (; next != takeovers.end() && next->first == static_cast<int32_t>(i); ++next) {
+      int32_t& time = coming(next->second);
+      if (first < 0) first = time;
+      time += 2;
+    }
+    const int32_t end = going(buffer.end)++;
+    buffer.first_duration = (first < 0 ? end : first) - begin;
+    buffer.duration = end - begin;
+  }
+}
+
 // What the schedule needs in the pool, values in place as one buffer.
 std::vector<Buffer> ScheduleBuffers(const Problem& problem,
                                     const std::vector<OpId>& schedule) {
@@ -47,6 +80,7 @@ std::vector<Buffer> ScheduleBuffers(const Problem& problem,
   std::vector<Buffer> found;
   std::vector<int32_t> latest(problem.sizes.size(), kNone);
   std::vector<std::pair<ValueId, ValueId>> taken;
+  Takeovers takeovers;
   const int32_t steps = static_cast<int32_t>(schedule.size());
   for (int32_t step = 0; step < steps; ++step) {
     const Op& op = problem.ops[schedule[step]];
@@ -72,8 +106,7 @@ std::vector<Buffer> ScheduleBuffers(const Problem& problem,
       if (pair != taken.end()) {
         latest[v] = latest[pair->first];
         latest[pair->first] = kNone;
-        Buffer& buffer = found[latest[v]];
-        if (!buffer.first_end) buffer.first_end = step + 1;
+        takeovers.push_back({latest[v], step});
       } else if (problem.sizes[v] > 0) {
         latest[v] = static_cast<int32_t>(found.size());
         found.push_back({problem.sizes[v], step, step + 1});
@@ -84,6 +117,8 @@ std::vector<Buffer> ScheduleBuffers(const Problem& problem,
   for (size_t v = 0; v < latest.size(); ++v) {
     if (latest[v] != kNone && problem.is_output[v]) found[latest[v]].end = steps + 1;
   }
+  std::sort(takeovers.begin(), takeovers.end());
+  SetDurations(takeovers, steps, &found);
   return found;
 }
 
@@ -214,18 +249,6 @@ int64_t Pack(const std::vector<Buffer>& buffers, const std::vector<int32_t>& ord
   return std::min(peak, most);
 }
 
-// Per position, how many buffers came and went before it.
-std::vector<int32_t> EventsBefore(const std::vector<Buffer>& buffers,
-                                  int32_t positions) {
-  std::vector<int32_t> before(positions + 2, 0);
-  for (const Buffer& buffer : buffers) {
-    ++before[buffer.start + 1];
-    ++before[buffer.end + 1];
-  }
-  std::partial_sum(before.begin(), before.end(), before.begin());
-  return before;
-}
-
 // The first of the positions at which most bytes are alive.
 int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
   std::vector<int64_t> alive(positions + 1, 0);
@@ -251,13 +274,11 @@ int64_t PackedSize(const std::vector<Buffer>& buffers, size_t steps, int64_t ali
     });
     return Pack(buffers, order, positions, alignment, most);
   };
-  const std::vector<int32_t> events = EventsBefore(buffers, positions);
-  const auto by_size = [&](const Buffer& buffer) {
-    return std::make_tuple(buffer.size,
-                           events[buffer.FirstEnd()] - events[buffer.start]);
+  const auto by_size = [](const Buffer& buffer) {
+    return std::make_tuple(buffer.size, buffer.first_duration);
   };
-  const auto by_duration = [&](const Buffer& buffer) {
-    return std::make_tuple(events[buffer.end] - events[buffer.start], buffer.size);
+  const auto by_duration = [](const Buffer& buffer) {
+    return std::make_tuple(buffer.duration, buffer.size);
   };
   int64_t plain = pack_by(by_size, std::numeric_limits<int64_t>::max());
   plain = pack_by(by_duration, plain);
