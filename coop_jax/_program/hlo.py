@@ -219,8 +219,9 @@ class _Names:
     def is_computed(self, instruction: Any) -> bool:
         """Whether it computes what it then copies, in a layout that XLA chose."""
         last = self._computing(instruction, [])
-        is_turned = last.opcode in _TURNS and not last.metadata.op_name
-        return is_turned and not self._opcodes_in(instruction) <= _COPIES
+        while last.opcode in _VIEWS and last.operand_ids:
+            last = self._instructions[last.operand_ids[0]]
+        return last.opcode in _TURNS and not self._opcodes_in(instruction) <= _COPIES
 
     def _opcodes_in(self, instruction: Any) -> set[str]:
         if instruction.opcode == "fusion":

@@ -53,7 +53,7 @@ class Overwriting:
         self._graph = graph
         self._owned = owned
         self._programs = programs
-        self._looks_inside = platform != "cpu"
+        self._platform = platform
         self._shared: set[Variable] = set()
         for unit in units:
             starts = self._kept(unit)
@@ -106,7 +106,7 @@ class Overwriting:
             (source, root.outputs[0])
             for source in self._graph.operands(unit)
             if source not in self._shared
-            and not self._is_viewed(source)
+            and not self._is_viewed(source, root.outputs[0])
             and self._has_bytes_of(source, root)
         ]
 
@@ -118,17 +118,32 @@ class Overwriting:
     def _moves(self, k: int) -> bool:
         return self._name(k) not in FUSIBLE or self._name(k) in _MOVING
 
-    def _is_viewed(self, source: Variable) -> bool:
-        """Whether XLA wrote the value in another shape than it is read in.
+    def _is_viewed(self, source: Variable, result: Variable) -> bool:
+        """Whether XLA wrote the value in another shape than the result has.
 
         XLA:GPU looks through what a fusion makes of its operand's shape, XLA:CPU not.
         """
+        producer = self._graph.producer.get(source, -1)
+        if self._platform == "cpu":
+            avals = self._graph.program.avals
+            is_other = avals[source].shape != avals[result].shape
+            return is_other or self._is_flattened(producer)
         size = self._graph.bytes(source)
-        written = self._owned.get(self._graph.producer.get(source, -1), ())
+        written = self._owned.get(producer, ())
         results = [b for b in written if b.origin == "equation" and b.size == size]
-        if self._looks_inside:
-            return bool(results) and all(b.is_viewed for b in results)
-        return bool(results) and all(b.is_viewed or b.is_reshaped for b in results)
+        return bool(results) and all(b.is_viewed for b in results)
+
+    def _is_flattened(self, producer: int) -> bool:
+        """Whether it is a product of more dimensions than XLA writes it with.
+
+        `DotDecomposer` makes one of all that come from either operand, and of those of
+        the batch. What reads the product reads a bitcast.
+        """
+        if producer < 0 or self._name(producer) != "dot_general":
+            return False
+        equation = self._graph.equations[producer]
+        (_, _), (batch, _) = equation.params["dimension_numbers"]
+        return self._graph.program.avals[equation.outputs[0]].ndim > 2 + bool(batch)
 
     def _name(self, k: int) -> str:
         return self._graph.equations[k].primitive.name
