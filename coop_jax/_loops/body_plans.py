@@ -82,7 +82,9 @@ def saved_by_ties(found: Profile, ties: Sequence[BodyPlan]) -> int:
         op = body.place[0]
         taken[op] = max(taken.get(op, 0), body.size)
     ops = [
-        replace(op, workspace=min(op.workspace, taken.get(unit.root, op.workspace)))
+        replace(op, workspace=taken[unit.root], pieces=())
+        if taken.get(unit.root, op.workspace) < op.workspace
+        else op
         for op, unit in zip(found.problem.ops, found.units, strict=True)
     ]
     tied = replace(found.problem, ops=tuple(ops))
@@ -216,7 +218,7 @@ class _BodyPlanner:
                 reached = self._plan_region(
                     found.program, equation, place, times, ops[op].workspace, over
                 )
-                ops[op] = replace(ops[op], workspace=reached)
+                ops[op] = replace(ops[op], workspace=reached, pieces=())
         return replace(problem, ops=tuple(ops))
 
     def _plan_region(

@@ -196,7 +196,7 @@ def schedule_buffers(problem: Problem, schedule: Schedule) -> tuple[Buffer, ...]
     """Returns what a schedule needs in the pool, values in place as one buffer.
 
     An output takes the bytes of an input that is dead after the step, if the op allows
-    it and both have the same size. Each step's workspace is a buffer of its own.
+    it and both have the same size. Each piece of a step's workspace is one of its own.
     """
     return schedule_tenancies(problem, schedule)[0]
 
@@ -228,9 +228,9 @@ def schedule_tenancies(
             else:
                 continue
             starts.append((value, op, latest[value], step))
-        if spec.workspace:
+        for size in spec.workspaces:
             starts.append((None, op, len(found), step))
-            found.append(Buffer(spec.workspace, LiveRange(step, step + 1)))
+            found.append(Buffer(size, LiveRange(step, step + 1)))
     for value, index in latest.items():
         if problem.values[value].is_output:
             _extend(found, index, len(schedule) + 1)

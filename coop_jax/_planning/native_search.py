@@ -31,6 +31,8 @@ class _ProblemArrays(ctypes.Structure):
         ("in_place", _Ragged),
         ("costs", ctypes.c_void_p),
         ("workspaces", ctypes.c_void_p),
+        ("piece_offsets", ctypes.c_void_p),
+        ("pieces", ctypes.c_void_p),
         ("is_fixed", ctypes.c_void_p),
         ("deadlines", ctypes.c_void_p),
         ("producers", ctypes.c_void_p),
@@ -151,6 +153,7 @@ class _Arrays:
     def problem(self, problem: Problem) -> _ProblemArrays:
         ops, values = problem.ops, problem.values
         is_fixed, deadlines = movability(problem)
+        pieces = [op.workspaces for op in ops]
         return _ProblemArrays(
             ops=len(ops),
             values=len(values),
@@ -159,6 +162,8 @@ class _Arrays:
             in_place=self.ragged([sum(op.in_place, ()) for op in ops]),
             costs=self.array((op.cost for op in ops), np.float64),
             workspaces=self.array((op.workspace for op in ops), np.int64),
+            piece_offsets=self.array(np.cumsum([0, *map(len, pieces)]), np.int64),
+            pieces=self.array(itertools.chain.from_iterable(pieces), np.int64),
             is_fixed=self.array(is_fixed, np.int32),
             deadlines=self.array(deadlines, np.int32),
             producers=self.array(problem.producer, np.int32),

@@ -68,6 +68,8 @@ class Op:
         outputs apart from cheap ones.
       in_place: pairs (input, output): the output takes the input's bytes if the input
         is dead after this step.
+      pieces: bytes of each array of the workspace, where it is several: XLA puts them
+        where there is room for each.
     """
 
     name: str
@@ -78,6 +80,12 @@ class Op:
     is_recomputable: bool = True
     is_expensive: bool = False
     in_place: tuple[tuple[ValueId, ValueId], ...] = ()
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def workspaces(self) -> tuple[int, ...]:
+        """Bytes of each array of the workspace."""
+        return self.pieces or ((self.workspace,) if self.workspace else ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,6 @@ class OwnedBuffer:
       is_viewed: everything that reads it reads its bytes in another shape, or as one
         result of a library call. XLA gives a result the bytes of an operand that dies
         only where the instruction that wrote those is the operand itself.
-      is_reshaped: everything that reads it reads its bytes in another shape, be it
-        inside of a fusion. XLA:CPU gives a fusion the bytes of an operand of its own
-        shape alone.
       call: bytes of the result of a product or convolution that XLA left no name, if
         this is that or made up for it to read; then `op_name` is that of its reader.
       turned_for: if this is nothing but a copy in another layout, for products or
@@ -64,7 +61,6 @@ class OwnedBuffer:
     is_temporary: bool
     origin: Literal["equation", "reader", "constants"] = "equation"
     is_viewed: bool = False
-    is_reshaped: bool = False
     call: int = 0
     turned_for: str = ""
     is_computed: bool = False
@@ -125,7 +121,6 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     is_temporary,
                     origin or "equation",
                     names.is_viewed(instruction, place),
-                    names.is_reshaped(instruction),
                     0 if call is None else sizes.get(call.id, 0),
                     "" if origin else names.turned_for(instruction),
                     not origin and names.is_computed(instruction),
@@ -259,23 +254,6 @@ class _Names:
         readers = self._readers[instruction.id]
         return bool(readers) and all(r.opcode == "bitcast" for r in readers)
 
-    def is_reshaped(self, instruction: Any) -> bool:
-        """Whether nothing but bitcasts reads it, inside of fusions too."""
-        readers = self._readers[instruction.id]
-        inside = [r for reader in readers for r in self._inside(reader, instruction)]
-        return bool(inside) and all(r.opcode == "bitcast" for r in inside)
-
-    def _inside(self, reader: Any, instruction: Any) -> list[Any]:
-        """What of a reader reads this: of a fusion, what does so inside."""
-        if reader.opcode != "fusion":
-            return [reader]
-        return [
-            r
-            for parameter in self._inner[reader.called_computation_ids[0]]
-            if reader.operand_ids[parameter.parameter_number] == instruction.id
-            for r in self._readers[parameter.id]
-        ]
-
     def is_from_constants(self, instruction: Any, place: list[int]) -> bool:
         """Whether nothing but constants goes into this result."""
         if instruction.opcode == "fusion" and place:
@@ -323,8 +301,11 @@ class _Names:
         for fusion in self._readers[instruction.id]:
             if fusion.opcode != "fusion":
                 return ()
-            inside = self._inside(fusion, instruction)
-            found.update(dict.fromkeys(r.metadata.op_name for r in inside))
+            for parameter in self._inner[fusion.called_computation_ids[0]]:
+                operand = fusion.operand_ids[parameter.parameter_number]
+                if operand == instruction.id:
+                    readers = self._readers[parameter.id]
+                    found.update(dict.fromkeys(r.metadata.op_name for r in readers))
         return () if "" in found else tuple(found)
 
     def _of_results(self, instruction: Any) -> list[str]:

@@ -288,16 +288,18 @@ class _ProblemBuilder:
         is_fused = equation.primitive.name in FUSIBLE
         if is_fused and not has_call(graph.equations, unit):
             cost *= self.rates.fused
+        pieces = self._workspace(unit)
         self.ops.append(
             Op(
                 equation.primitive.name,
                 inputs,
                 outputs,
                 cost,
-                workspace=self._workspace(unit),
+                workspace=sum(pieces),
                 is_recomputable=self._is_recomputable(unit),
                 is_expensive=operations > _DENSE_FLOPS_PER_BYTE * touched,
                 in_place=self._in_place(unit),
+                pieces=pieces if len(pieces) > 1 else (),
             )
         )
 
@@ -339,9 +341,9 @@ class _ProblemBuilder:
             for k in equations
         )
 
-    def _workspace(self, unit: Unit) -> int:
+    def _workspace(self, unit: Unit) -> tuple[int, ...]:
         if unit.root in self.programs:
-            return 0
+            return ()
         return workspace(self.graph, unit, self.owned, self.spread)
 
     def _in_place(self, unit: Unit) -> tuple[tuple[ValueId, ValueId], ...]:

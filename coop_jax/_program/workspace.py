@@ -1,6 +1,6 @@
 """Bytes that an op takes beside its operands and results, from XLA's own buffers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .fusing import FUSIBLE, LAYOUTS
@@ -14,8 +14,8 @@ type Owned = Mapping[int, Sequence[OwnedBuffer]]
 """Buffers by equation."""
 
 
-def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
-    """Bytes of the unit's buffers other than its results, overlaps counted once.
+def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> tuple[int, ...]:
+    """Bytes of each of the unit's buffers but its results, overlaps counted once.
 
     Where XLA found room in an argument or output, a plan may not: what was made up for
     the unit to read counts wherever it lies.
@@ -51,7 +51,7 @@ def workspace(graph: Graph, unit: Unit, owned: Owned, spread: Owned) -> int:
             nameless.remove(buffer.size)
         elif buffer.is_temporary or buffer.origin == "reader":
             counted.append(buffer)
-    return covered(counted)
+    return tuple(_uncovered(counted))
 
 
 def _made_again(graph: Graph, unit: Unit, buffers: Iterable[OwnedBuffer]) -> set[Place]:
@@ -144,10 +144,15 @@ def _nameless(graph: Graph, unit: Unit, owned: Owned) -> list[int]:
 
 def covered(buffers: Sequence[OwnedBuffer]) -> int:
     """Bytes of the places taken, each once."""
+    return sum(_uncovered(buffers))
+
+
+def _uncovered(buffers: Sequence[OwnedBuffer]) -> Iterator[int]:
+    """Bytes of each place taken that those before it, by place, do not take."""
     spans = sorted((b.allocation, b.offset, b.offset + b.size) for b in buffers)
-    covered, block, reach = 0, -1, -1
+    block, reach = -1, -1
     for allocation, start, end in spans:
         reach = reach if allocation == block else -1
-        covered += max(0, end - max(start, reach))
+        if end > max(start, reach):
+            yield end - max(start, reach)
         block, reach = allocation, max(reach, end)
-    return covered

@@ -35,6 +35,9 @@ struct ProblemArrays {
   Ragged in_place;
   const double* costs;
   const int64_t* workspaces;
+  // Per op, where its pieces begin, and all of them.
+  const int64_t* piece_offsets;
+  const int64_t* pieces;
   const int32_t* is_fixed;
   const int32_t* deadlines;
   const int32_t* producers;
@@ -70,6 +73,8 @@ Problem ReadProblem(const ProblemArrays& arrays) {
     }
     op.cost = arrays.costs[k];
     op.workspace = arrays.workspaces[k];
+    op.pieces.assign(arrays.pieces + arrays.piece_offsets[k],
+                     arrays.pieces + arrays.piece_offsets[k + 1]);
     op.is_fixed = arrays.is_fixed[k];
     op.deadline = arrays.deadlines[k];
     problem.ops.push_back(std::move(op));

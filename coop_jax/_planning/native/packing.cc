@@ -112,7 +112,7 @@ std::vector<Buffer> ScheduleBuffers(const Problem& problem,
         found.push_back({problem.sizes[v], step, step + 1});
       }
     }
-    if (op.workspace) found.push_back({op.workspace, step, step + 1});
+    for (int64_t size : op.pieces) found.push_back({size, step, step + 1});
   }
   for (size_t v = 0; v < latest.size(); ++v) {
     if (latest[v] != kNone && problem.is_output[v]) found[latest[v]].end = steps + 1;

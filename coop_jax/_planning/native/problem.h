@@ -21,6 +21,8 @@ struct Op {
   std::vector<OpId> producers;
   double cost;
   int64_t workspace;
+  // What that is made of: itself, if it is not several arrays.
+  std::vector<int64_t> pieces;
   // Must stay where it is.
   bool is_fixed;
   // The last position it may be repeated at.
