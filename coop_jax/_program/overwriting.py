@@ -137,13 +137,38 @@ class Overwriting:
         """Whether it is a product of more dimensions than XLA writes it with.
 
         `DotDecomposer` makes one of all that come from either operand, and of those of
-        the batch. What reads the product reads a bitcast.
+        the batch. What reads the product reads a bitcast. A convolution with a kernel
+        of one pixel is a product.
         """
-        if producer < 0 or self._name(producer) != "dot_general":
+        if producer < 0:
             return False
         equation = self._graph.equations[producer]
-        (_, _), (batch, _) = equation.params["dimension_numbers"]
+        if equation.primitive.name == _CONVOLUTION:
+            return self._is_product(equation)
+        if equation.primitive.name != "dot_general":
+            return False
+        _, (batch, _) = equation.params["dimension_numbers"]
         return self._graph.program.avals[equation.outputs[0]].ndim > 2 + bool(batch)
+
+    def _is_product(self, convolution: Equation) -> bool:
+        """Whether a kernel of one pixel meets every pixel, features last."""
+        params, kernel = convolution.params, convolution.inputs[1]
+        numbers = params["dimension_numbers"]
+        is_literal = isinstance(kernel, Literal)
+        aval = kernel.aval if is_literal else self._graph.program.avals[kernel]
+        shape = aval.shape
+        last = len(shape) - 1
+        ones = (
+            *(shape[d] for d in numbers.rhs_spec[2:]),
+            *params["window_strides"],
+            *params["lhs_dilation"],
+            *params["rhs_dilation"],
+            params["feature_group_count"],
+            params["batch_group_count"],
+        )
+        is_padded = any(map(any, params["padding"]))
+        is_last = numbers.lhs_spec[1] == numbers.out_spec[1] == last
+        return not is_padded and is_last and set(ones) == {1}
 
     def _name(self, k: int) -> str:
         return self._graph.equations[k].primitive.name
