@@ -281,6 +281,21 @@ def test_a_schedule_in_place_is_one_buffer() -> None:
     )
 
 
+def test_pieces_of_a_workspace_go_where_there_is_room_for_each() -> None:
+    # b's op runs while a lies above x, whose 4 bytes are free by then.
+    values = Value("x", 4), Value("a", 2), Value("b", 2, is_output=True)
+    ops = (
+        Op("x", (), (0,), 1.0),
+        Op("a", (0,), (1,), 1.0),
+        Op("b", (1,), (2,), 1.0, workspace=8, pieces=(4, 4)),
+    )
+    pieces = Problem(ops, values, alignment=1)
+    assert schedule_buffers(pieces, (0, 1, 2))[3:] == (buffer(4, 2, 3),) * 2
+    assert packed(pieces, (0, 1, 2)).live_peak == 12
+    whole = replace(pieces, ops=(*ops[:2], replace(ops[2], pieces=())))
+    assert schedule_buffers(whole, (0, 1, 2))[3:] == (buffer(8, 2, 3),)
+
+
 def test_schedule_buffers_come_to_the_live_bytes_of_the_oracle() -> None:
     for seed in range(200):
         problem = random_problem(seed)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,8 @@ def random_problem(seed: int, length: int = 12, alignment: int = 1) -> Problem:
                 in_place=tuple(pairs) if rng.random() < 0.5 else (),
             )
         )
+        if ops[-1].workspace and k % 2:
+            ops[-1] = replace(ops[-1], pieces=(1, 1))
     return Problem(
         tuple(ops), tuple(values), fixed=rng.choice([0, 5]), alignment=alignment
     )
