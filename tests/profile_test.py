@@ -267,6 +267,40 @@ def test_a_matrix_that_is_read_as_rows_of_rows_passes_its_bytes_on_only_on_gpu(
     assert bool(passed_on) == (platform == "gpu")
 
 
+@pytest.mark.parametrize(("pixels", "is_product"), [(1, True), (3, False)])
+def test_a_convolution_of_one_pixel_passes_no_bytes_on(
+    pixels: int, is_product: bool
+) -> None:
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def step(x, kernel):
+        y = lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=layout
+        )
+        return jnp.cumsum(jnp.sin(y), 0)
+
+    kernel = float32(pixels, pixels, 16, 16)
+    found, _, _ = profiled(step, float32(4, 8, 8, 16), kernel)
+    sine = found.problem.ops[ops(found).index("sin")]
+    assert bool(sine.in_place) != is_product
+
+
+@pytest.mark.parametrize("is_older_first", [False, True])
+def test_of_two_that_die_xla_overwrites_the_one_that_is_read_first(
+    is_older_first: bool,
+) -> None:
+    def step(x, w):
+        older, newer = x @ w, jnp.cumsum(x, 0)
+        y = older * newer if is_older_first else newer * older
+        return jnp.cumsum(y, 1)
+
+    found, _, _ = profiled(step, SQUARE, SQUARE)
+    product = found.problem.ops[ops(found).index("mul")]
+    sources = [source for source, _ in product.in_place]
+    assert len(sources) == 2
+    assert (sources == sorted(sources)) == is_older_first
+
+
 def test_a_product_is_part_of_the_transpose_that_xla_writes() -> None:
     def layer(x, w):
         y = jax.vmap(lambda row: w @ row)(x)
