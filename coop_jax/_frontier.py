@@ -211,10 +211,11 @@ def _best(bench: LoopWorkbench, sizes: Sequence[int | None]) -> tuple[Plan, ...]
     """The step as written, and per budget the cheapest of all programs compiled."""
     floor = bench.smallest.memory.total
     wanted = [size for size in sizes if size is not None] + [floor] * (None in sizes)
-    chosen = {id(bench.baseline): (bench.baseline, bench.unplanned.total)}
+    written, most = bench.baseline, bench.unplanned.total
+    chosen = {id(written): (written, most)}
     for size in sorted(wanted, reverse=True):
         best = bench.best(size)
-        if best is not None:
+        if best is not None and best.memory.total < most:
             chosen.setdefault(id(best), (best, size))
     found = sorted(chosen.values(), key=lambda item: -item[0].memory.total)
     return tuple(bench.describe(best, size) for best, size in found)

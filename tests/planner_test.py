@@ -399,7 +399,7 @@ def test_where_packing_is_in_the_way_a_plan_is_the_same_every_time() -> None:
 def test_where_few_ways_fit_a_way_down_in_strides_is_tried_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problems = [layered(seed, 60) for seed in (9, 16, 17)]
+    problems = [layered(seed, 60) for seed in (6, 26, 48)]
     pools = [int(1.1 * smallest(p, QUICK, is_packed=True).size) for p in problems]
 
     def costs() -> list[float]:
