@@ -45,7 +45,7 @@ class OwnedBuffer:
         only where the instruction that wrote those is the operand itself.
       call: bytes of the result of a product or convolution that XLA left no name, if
         this is that or made up for it to read; then `op_name` is that of its reader.
-      turned_for: if this is nothing but a copy in another layout, for products or
+      turned_for: if this is a copy in another layout (`is_computed`), for products or
         convolutions alone to read, the name of the first of them. XLA names such a copy
         after what it copies.
       is_computed: whether the copy is made in one kernel with what it is a copy of.
