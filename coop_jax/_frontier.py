@@ -57,7 +57,7 @@ class Frontier:
     Example:
       >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0, 0.6])
       >>> [plan.is_planned for plan in curve.plans]
-      [False, True, True]
+      [False, True]
     """
 
     plans: tuple[Plan, ...]
