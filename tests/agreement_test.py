@@ -1,12 +1,13 @@
 """Two processes that run one step together, and what happens when they differ."""
 
-import os
 import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from tests.eight_devices import environment
 
 WORKER = textwrap.dedent(
     """
@@ -52,7 +53,7 @@ def run_two(tmp_path, widths, budgets=("0.8", "0.8")):
     started = [
         subprocess.Popen(
             [sys.executable, str(script), port, str(i), widths[i], budgets[i]],
-            env=environment(),
+            env=environment(devices=2),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -65,12 +66,6 @@ def run_two(tmp_path, widths, budgets=("0.8", "0.8")):
         for process in started:
             process.kill()
     return [(p.returncode, out) for p, out in zip(started, outputs, strict=True)]
-
-
-def environment():
-
-    flags = "--xla_force_host_platform_device_count=2"
-    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
 def lines(output, word):

@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 
+def environment(devices: int = 8) -> dict[str, str]:
+    """What a process needs to have so many CPU devices; other flags stay."""
+    more = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {more}"
+    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
 def rows_of(script: str, cases: Sequence[str], directory: Path) -> dict[str, Any]:
     """What the script prints for its arguments, `cases`: lines `row [case, found]`."""
     (directory / "worker.py").write_text(script)
-    flags = "--xla_force_host_platform_device_count=8"
     found = subprocess.run(
         [sys.executable, "worker.py", *cases],
         cwd=directory,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec
 import coop_jax
 from benchmarks.float64 import evaluate, relative_error
 from coop_jax._fitting.compile import flat_step
+from tests.eight_devices import environment
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent
 LAYERS, ROWS, WIDTH = 6, 512, 64
@@ -720,16 +721,10 @@ SHARDED = """
 
 @pytest.mark.parametrize("rest", ["()", "(1.0,)"], ids=["", "unused argument"])
 def test_a_step_over_eight_devices_fits_on_each(rest: str) -> None:
-    flags = "--xla_force_host_platform_device_count=8"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = os.environ | {
-        "XLA_FLAGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": paths,
-    }
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHARDED).replace("REST", rest)],
-        env=environment,
+        env=environment() | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=300,

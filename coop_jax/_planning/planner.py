@@ -62,8 +62,10 @@ _AS_SMALL = 1.005
 _BEHIND = 1.1
 # So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
-# The last refinement: of how many schedules, and rounds and moves over the usual.
+# The last refinement: of how many schedules, and rounds and moves over the usual; in
+# programs of more ops than so many fewer rounds, to take no longer than to get there.
 _FINALISTS, _THOROUGH, _LAST_MOVES = 4, 16, 4
+_MANY_OPS = 4000
 
 type WaysDown = dict[int, WayDown]
 """By the seed of their noise; without any, 0."""
@@ -122,7 +124,10 @@ def _refined(
     if _is_long(lead.problem):
         lead.moves_left = lead.moves // 4
         return [lead.refine(best, effort)]
-    thorough = dataclasses.replace(effort, rounds=_THOROUGH * effort.rounds)
+    ops = max(len(lead.problem.ops), _MANY_OPS)
+    thorough = dataclasses.replace(
+        effort, rounds=_THOROUGH * effort.rounds * _MANY_OPS // ops
+    )
 
     def refine(start: Planned, search: AnySearch) -> Planned:
         search.begin(lead.pool)
@@ -134,7 +139,7 @@ def _refined(
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
     different = {one.positions: one for one in (best, *fitting)}.values()
-    chosen = islice(different, _FINALISTS)
+    chosen = islice(different, min(_FINALISTS, _enough_ways(lead.problem)))
     under_way = [crew.meanwhile(functools.partial(refine, one)) for one in chosen]
     return [each.result() for each in under_way]
 
