@@ -29,7 +29,8 @@ from coop_jax._native import inplace as _inplace
 from coop_jax._native.program_words import InplaceProgram
 from coop_jax._native.translate import translate
 from coop_jax._program.flatten import flatten
-from coop_jax._program.profile import Profile, profile, scope
+from coop_jax._program.profile import Profile, profile
+from coop_jax._program.scopes import scope
 from coop_jax._program.units import Graph
 
 ROWS, COLUMNS = 2048, 1024

@@ -123,7 +123,7 @@ def _shared_results(program):
     """Results that several equations read, as buffers that XLA would own."""
     from coop_jax._program.cost import nbytes
     from coop_jax._program.hlo import OwnedBuffer
-    from coop_jax._program.profile import scope
+    from coop_jax._program.scopes import scope
 
     reads = Counter(
         v

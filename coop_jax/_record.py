@@ -21,9 +21,10 @@ import jax
 
 from ._planning.stream import Call, Constant, Event, Release, write
 from ._program.cost import RATES, DeviceRates, nbytes, work
+from ._program.donating import donation
 from ._program.flatten import flatten
 from ._program.fusing import FUSIBLE
-from ._program.profile import donation, is_recomputable
+from ._program.repeating import is_recomputable
 from ._program.trace import Program, Variable
 from ._program.units import Graph, Unit
 

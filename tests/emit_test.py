@@ -21,7 +21,8 @@ from coop_jax._planning.planner import Effort, plan
 from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._planning.validate import live_bytes, peak_bytes
 from coop_jax._program.hlo import owned_buffers
-from coop_jax._program.profile import profile, scope
+from coop_jax._program.profile import profile
+from coop_jax._program.scopes import scope
 
 # The gradient of a weight (argument 0), its momentum (argument 1), the product that
 # goes on with the weight, and the new weight.

@@ -28,7 +28,8 @@ from coop_jax._fitting.solve import Workbench
 from coop_jax._native import inplace as _inplace
 from coop_jax._planning.planner import Effort
 from coop_jax._planning.policies import PLANNERS, Planner
-from coop_jax._program.profile import profile, scope
+from coop_jax._program.profile import profile
+from coop_jax._program.scopes import scope
 
 needs_library = pytest.mark.skipif(
     not _inplace.library_path().exists(),

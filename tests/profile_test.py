@@ -15,7 +15,8 @@ from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planning.validate import live_bytes, validate
 from coop_jax._program.cost import RATES
 from coop_jax._program.hlo import OwnedBuffer
-from coop_jax._program.profile import Profile, profile, scope
+from coop_jax._program.profile import Profile, profile
+from coop_jax._program.scopes import scope
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -16,7 +16,8 @@ from coop_jax._planning.simulation import simulate
 from coop_jax._planning.stream import Call, Constant, Event, Release, read
 from coop_jax._planning.workload import workload
 from coop_jax._program import cost
-from coop_jax._program.profile import profile, scope
+from coop_jax._program.profile import profile
+from coop_jax._program.scopes import scope
 
 RATES = (1e12, 1e12, 1e-6)
 W = jax.ShapeDtypeStruct((16, 16), jnp.float32)

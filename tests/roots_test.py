@@ -9,7 +9,8 @@ import pytest
 from coop_jax._fitting.compile import flat_step
 from coop_jax._program.cost import RATES
 from coop_jax._program.hlo import OwnedBuffer
-from coop_jax._program.profile import Profile, profile, scope
+from coop_jax._program.profile import Profile, profile
+from coop_jax._program.scopes import scope
 from coop_jax._program.trace import Program
 from coop_jax._program.units import has_call
 

@@ -17,7 +17,8 @@ from coop_jax._fitting.emit import emit
 from coop_jax._measure import memory_use
 from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._program.hlo import owned_buffers
-from coop_jax._program.profile import Profile, profile, scope
+from coop_jax._program.profile import Profile, profile
+from coop_jax._program.scopes import scope
 from coop_jax._program.shelving import shelved, small_size, without
 from tests.eight_devices import rows_of
 

@@ -17,7 +17,8 @@ from .._native.inplace import why_unavailable
 from .._plan import Plan
 from .._planning.types import Problem
 from .._program.origin import differences, origin_of
-from .._program.profile import profile, scope
+from .._program.profile import profile
+from .._program.scopes import scope
 from .compile import FlatStep
 from .emit import emit
 

@@ -14,7 +14,7 @@ from .._errors import PlanError
 from .._program.cost import RATES, DeviceRates, nbytes
 from .._program.flatten import flatten
 from .._program.pins import pinned
-from .._program.profile import names_inside
+from .._program.repeating import names_inside
 from .._program.trace import Equation, Program
 from .bodies import Body, run_with
 from .loop_plan import PairChoices, Variant

@@ -8,7 +8,7 @@ from .._planning.types import Op, Value, ValueId
 from .._program.cost import DeviceRates, flops, work
 from .._program.fusing import FUSIBLE
 from .._program.pins import dropped, late_equations
-from .._program.profile import is_recomputable
+from .._program.repeating import is_recomputable
 from .._program.trace import Atom, Equation, Literal, Program, Variable
 from .._program.units import Graph
 from .scan_pairs import ScanPair, ScanParts, row_bytes

@@ -19,7 +19,7 @@ from jax import lax
 
 from .cost import nbytes
 from .fusing import VIEWS
-from .profile import is_recomputable
+from .repeating import is_recomputable
 from .rules import name_of
 from .trace import Atom, Equation, Literal, Program, Variable
 

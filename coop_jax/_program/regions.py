@@ -18,8 +18,9 @@ from .._planning.validate import live_bytes
 from .flatten import flatten
 from .hlo import OwnedBuffer
 from .pins import pinned
-from .profile import Profile, scope
+from .profile import Profile
 from .rules import Rules
+from .scopes import scope
 from .shards import communicates
 from .trace import Equation, Program, read
 

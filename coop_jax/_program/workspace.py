@@ -1,10 +1,11 @@
 """Bytes that an op takes beside its operands and results, from XLA's own buffers."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .fusing import FUSIBLE, LAYOUTS
 from .hlo import OwnedBuffer
+from .scopes import equation_of
 from .units import Graph, Unit, has_call
 
 type Place = tuple[int, int, int]
@@ -94,9 +95,7 @@ def without_starts(graph: Graph, units: Iterable[Unit], owned: Owned) -> Owned:
     return kept
 
 
-def with_turned_operands(
-    graph: Graph, owned: Owned, equation_of: Callable[[str], int | None]
-) -> Owned:
+def with_turned_operands(graph: Graph, owned: Owned) -> Owned:
     """The buffers with what XLA turned around for a product counted to the product.
 
     XLA names such a copy after what it copies; in a plan it stands while the product
@@ -108,7 +107,6 @@ def with_turned_operands(
     Args:
       graph: of the program.
       owned: what XLA assigned to each equation.
-      equation_of: finds the equation of a name.
     """
     kept = {k: [b for b in found if not b.turned_for] for k, found in owned.items()}
     written = {
