@@ -344,6 +344,37 @@ def test_what_follows_small_ones_waits_for_them(platform) -> None:
     assert result in barrier.invars
 
 
+def test_what_follows_an_op_without_operands_waits_for_what_is_before_it() -> None:
+    """The indices could be there at the start, and what waits for them alone too."""
+
+    def step(x, w):
+        rows = jax.lax.broadcasted_iota(jnp.float32, (64, 64), 0)
+        y = jnp.tanh(x @ rows)
+        return y, w @ w @ rows @ y
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    equations = planned_equations(step, [x, x], "cpu", 3)
+    names = [e.primitive.name for e in equations]
+    *_, again = (k for k, name in enumerate(names) if name == "iota")
+    assert names[again - 1] == names[again + 1] == "optimization_barrier"
+    assert not set(equations[again - 1].outvars).isdisjoint(equations[again + 1].invars)
+
+
+def test_on_cpu_an_array_of_one_literal_is_written_again_where_it_is_planned() -> None:
+    """XLA would find that it is the one it has, and keep that in between."""
+
+    def step(x, w):
+        twos = jnp.full((64, 64), 2.0)
+        return jnp.tanh(x @ twos) @ w @ twos
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    equations = planned_equations(step, [x, x], "cpu", 3)
+    names = [e.primitive.name for e in equations]
+    *_, again = (k for k, name in enumerate(names) if name == "broadcast_in_dim")
+    (literal,) = equations[again].invars
+    assert literal in equations[again - 1].outvars
+
+
 @pytest.mark.parametrize(
     ("platform", "rows", "passing"), [("cpu", 64, 1), ("cpu", 8, 0), ("gpu", 64, 0)]
 )

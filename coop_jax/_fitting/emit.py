@@ -150,7 +150,8 @@ class _Emission:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         self.shelf.put(local)
-        self.triggers = self._triggers_after(index, part, reads) or self.triggers
+        if literals or not self.triggers or not self._untied().issuperset(reads):
+            self.triggers = self._triggers_after(index, part, reads) or self.triggers
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
         made: set[Variable] = set()
@@ -188,7 +189,7 @@ class _Emission:
         """
         literals = passing(self.profile, part, self.alone, self.spreading)
         through = local | {v: self.env[v] for v in self.triggers}
-        untied = self.gathered | self.divisors.difference(self.triggers)
+        untied = self._untied()
         tied = {v: x for v, x in through.items() if v not in untied}
         beside = [self.watershed.touched(), self.shelf.touched()]
         *behind, clock, shelf = lax.optimization_barrier(
@@ -200,6 +201,10 @@ class _Emission:
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
         return dict(zip(literals, behind[len(tied) :], strict=True))
+
+    def _untied(self) -> Set[Variable]:
+        """What passes no barrier; what is made of that alone waits for nothing."""
+        return self.gathered | self.divisors.difference(self.triggers)
 
     def _in_order(self, array: jax.Array) -> jax.Array:
         """What comes from behind a barrier, in the layout it is to have."""

@@ -58,9 +58,17 @@ def _spread(
     comes from behind a barrier: a softmax is several kernels then.
     """
     unit = profile.units[op]
+    equation = profile.program.equations[unit.root]
     if profile.platform == "cpu":
-        return (*unit.literals, *(unit.scalars if calls_library else ()))
+        # What is but a literal spread over an array would be one array for all times.
+        own = ((unit.root, 0),) if _is_spread_literal(equation) else ()
+        return (*unit.literals, *own, *(unit.scalars if calls_library else ()))
     return unit.literals if op in spreading else ()
+
+
+def _is_spread_literal(equation: Equation) -> bool:
+    is_spread = equation.primitive.name == "broadcast_in_dim"
+    return is_spread and isinstance(equation.inputs[0], Literal)
 
 
 def bind(
