@@ -150,7 +150,7 @@ class _Emission:
                 self._compute(op, local, literals, overwritten)
                 self.done.add(op)
         self.shelf.put(local)
-        if literals or not self.triggers or not self._untied().issuperset(reads):
+        if literals or not self.triggers or set(reads) - self._untied():
             self.triggers = self._triggers_after(index, part, reads) or self.triggers
 
     def _outside_reads(self, group: Sequence[OpId]) -> list[Variable]:
