@@ -10,7 +10,9 @@ of the step as it is, with a half and a third of its temporary bytes, and at the
 smallest it reaches; with `--sweep 20`, at as many budgets from the first to there.
 Budgets of one model share a workbench, so that a later budget profits from the
 programs compiled for the earlier ones; `--cold` gives each its own, as a single call of
-`coop_jax.remat` has. `--read` judges rows that earlier runs wrote, together.
+`coop_jax.remat` has. `--budget dots_saveable` leaves out all other budgets: where two
+times are close, many rounds of few programs tell them apart. `--read` judges rows that
+earlier runs wrote, together.
 
 Backend h200 is compiled for and not run (see `benchmarks.h200`): bytes, flops, the
 traffic of the kernels and the least time they can take (`benchmarks.roofline`) only.
@@ -76,6 +78,7 @@ class Settings:
       is_cold: a fresh workbench for every budget.
       has_calls: whether plans have in-place calls, where the native library is.
       sweep: budgets in a sweep from the bytes of the step as it is to the smallest.
+      budgets: names of the only budgets to measure, besides a sweep; () for all.
       time_limit: seconds of refinement per plan.
     """
 
@@ -88,12 +91,17 @@ class Settings:
     is_cold: bool = False
     sweep: int = 0
     has_calls: bool = False
+    budgets: tuple[str, ...] = ()
     time_limit: float = 20.0
 
     @property
     def runs(self) -> bool:
         """Whether programs are run, not only compiled."""
         return self.backend != "h200" and (self.repeats > 0 or self.has_error)
+
+    def wants(self, budget: str) -> bool:
+        """Whether the budget of this name is to be measured."""
+        return not self.budgets or budget in self.budgets
 
 
 @dataclass(eq=False)
@@ -114,21 +122,26 @@ def measure(name: str, settings: Settings) -> list[Row]:
     """All rows of one model."""
     model = build(name, settings.size)
     sweep = Sweep(model, settings)
-    for policy in POLICIES:
+    for policy in filter(settings.wants, POLICIES):
         sweep.add_checkpoint(policy, build(name, settings.size, policy))
     hand = [e.row for e in sweep.entries if e.row.program == CHECKPOINT]
     for row in hand:
         assert row.measured is not None
         sweep.add_coop(row.budget, row.measured)
-    for share in settings.shares:
-        sweep.add_coop(f"{share:g}", int(share * sweep.unplanned.total))
-    for label, parts in ((HALF_TEMP, 2), (THIRD_TEMP, 3)):
-        unplanned = sweep.unplanned
-        sweep.add_coop(label, unplanned.fixed + unplanned.temp // parts)
-    least = sweep.add_coop("min", None)
-    most = sweep.unplanned.total
-    for budget in _spread(settings.sweep, most, least or most):
-        sweep.add_coop(sweep_label(budget / most), budget)
+    unplanned = sweep.unplanned
+    most = unplanned.total
+    shares = {f"{share:g}": int(share * most) for share in settings.shares}
+    parts = {
+        HALF_TEMP: unplanned.fixed + unplanned.temp // 2,
+        THIRD_TEMP: unplanned.fixed + unplanned.temp // 3,
+    }
+    for label, budget in (shares | parts).items():
+        if settings.wants(label):
+            sweep.add_coop(label, budget)
+    if settings.wants("min") or settings.sweep:
+        least = sweep.add_coop("min", None)
+        for budget in _spread(settings.sweep, most, least or most):
+            sweep.add_coop(sweep_label(budget / most), budget)
     sweep.compile_again()
     if settings.runs:
         sweep.run()
@@ -418,6 +431,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--backend", choices=("cpu", "gpu", "h200"), default="cpu")
     option("--json", metavar="FILE", help="write the rows here as well")
     option("--shares", type=_shares, default=_SHARES, metavar="0.8,0.6,...")
+    option("--budget", nargs="+", default=(), metavar="NAME", help="no other budgets")
     option("--repeats", type=int, default=9, help="rounds of timing")
     option("--compile-repeats", type=int, default=1, help="rounds of compiling again")
     option("--no-time", action="store_true", help="do not time the steps")
@@ -442,6 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.size, chosen.backend, chosen.shares,
         0 if chosen.no_time else chosen.repeats, chosen.compile_repeats,
         not chosen.no_error, chosen.cold, chosen.sweep, chosen.inplace,
+        tuple(chosen.budget),
     )  # fmt: skip
     rows: list[Row] = []
     for name in chosen.model:

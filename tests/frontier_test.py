@@ -84,6 +84,22 @@ def swept_shares(rows: list[Row]) -> list[float]:
     return [1 - (1 - least / plain) * i / 3 for i in (1, 2, 3)]
 
 
+def test_only_the_budgets_asked_for_are_measured(monkeypatch) -> None:
+    monkeypatch.setattr(frontier, "build", build)
+    asked = frontier.Settings(
+        budgets=("dots_saveable", HALF_TEMP), repeats=0, compile_repeats=0
+    )
+    rows = frontier.measure("tiny", dataclasses.replace(asked, has_error=False))
+    assert [(row.program, row.budget) for row in rows] == [
+        (PLAIN, ""),
+        (FLAT, ""),
+        (CHECKPOINT, "dots_saveable"),
+        (COOP, "dots_saveable"),
+        (COOP, HALF_TEMP),
+    ]
+    assert "n/a   floor" in frontier_bars.summary(rows)
+
+
 def test_half_the_temporaries_leave_the_rest_as_it_is(rows):
     plain, half = row_of(rows, PLAIN), row_of(rows, COOP, HALF_TEMP)
     assert plain.measured is not None and plain.temp is not None
