@@ -623,6 +623,46 @@ def test_what_is_turned_around_for_a_product_counts_to_the_product() -> None:
     assert taken["tanh"] == 64 * 64 * 4
 
 
+def test_what_ragged_products_share_counts_to_who_reads_it() -> None:
+    def products(x, w, sizes):
+        return lax.ragged_dot(x, w, sizes), lax.ragged_dot(x, w + 1, sizes)
+
+    sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
+    step = profiled(products, SQUARE, float32(2, 64, 64), sizes)[1]
+    rows = owned(step, "ragged_dot_general", 2 * 64 * 64 * 4)
+    first, second = (
+        scope(k)
+        for k, equation in enumerate(step.program.equations)
+        if equation.primitive.name == "ragged_dot_general"
+    )
+    for readers, taken in (((), [1, 0]), ((first,), [1, 0]), ((second,), [0, 1])):
+        held = dataclasses.replace(rows, read_elsewhere=readers)
+        found = profile(step.program, [held], 0, "cpu").problem.ops
+        dots = [op.workspace for op in found if op.name.startswith("ragged_dot")]
+        assert dots == [held.size * times for times in taken]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="rows of XLA:CPU")
+def test_rows_of_ragged_products_come_and_go_with_each() -> None:
+    """XLA makes them once for the forward pass and for the gradient of the weights."""
+    tokens, width, experts = 512, 64, 8
+
+    def step(weights, x, sizes):
+        def loss(weights):
+            hidden = lax.ragged_dot(x, weights[0], sizes)
+            return jnp.mean(lax.ragged_dot(jax.nn.silu(hidden), weights[1], sizes) ** 2)
+
+        return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights))
+
+    weight = float32(experts, width, width)
+    sizes = jax.ShapeDtypeStruct((experts,), jnp.int32)
+    found, _, _ = profiled(step, (weight, weight), float32(tokens, width), sizes)
+    rows = experts * tokens * width * 4
+    products = (op for op in found.problem.ops if op.name.startswith("ragged_dot"))
+    _, forward, gradient, *_ = products
+    assert rows <= forward.workspace < 2 * rows <= gradient.workspace
+
+
 def test_an_operand_that_xla_wrote_under_no_name_is_not_counted_twice() -> None:
     _, step, _ = profiled(lambda x: (x @ x) * 2, SQUARE)
     turned = owned(step, "mul", 64 * 64 * 4, origin="reader")

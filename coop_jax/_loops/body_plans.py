@@ -18,13 +18,13 @@ from .._program.cost import program_flops
 from .._program.hlo import OwnedBuffer
 from .._program.profile import Profile, profile
 from .._program.regions import (
-    Place,
     by_place,
     has_branches,
     inside_of,
     is_region,
     named,
 )
+from .._program.scopes import Place
 from .._program.trace import Equation, Program
 from .._program.workspace import covered
 from .bodies import Body, iterations, run_with

@@ -28,7 +28,8 @@ from .._native.inplace import InPlace
 from .._plan import Plan, fingerprint
 from .._planning.planner import Effort
 from .._program.origin import origin_of
-from .._program.regions import Place, communicating, is_over_inside, most_outside
+from .._program.regions import communicating, is_over_inside, most_outside
+from .._program.scopes import Place
 from .body_plans import plan_bodies, saved_by_ties, tie_bodies, with_bodies
 from .loop_plan import Variant
 from .loop_programs import LoopPrograms

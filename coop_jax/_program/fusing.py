@@ -30,6 +30,9 @@ So it makes one kernel of a softmax."""
 LAYOUTS = {"rev", "transpose"}
 """Equations that only move bytes about."""
 
+SEVERAL = {"ragged_dot_general"}
+"""Equations that XLA is given as several operations, of which they may share some."""
+
 SUMS = {"add", "add_any"}
 """Equations that add one array to another."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .hlo_messages import parse
+from .scopes import place_of
 
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
@@ -51,6 +52,8 @@ class OwnedBuffer:
       is_computed: whether the copy is made in one kernel with what it is a copy of.
       read_inside: of what XLA made up from constants alone, the names of the equations
         that read it, if all do inside of kernels.
+      read_elsewhere: the names of all that reads it, if none of that is of the equation
+        that made it.
     """
 
     op_name: str
@@ -65,6 +68,7 @@ class OwnedBuffer:
     turned_for: str = ""
     is_computed: bool = False
     read_inside: tuple[str, ...] = ()
+    read_elsewhere: tuple[str, ...] = ()
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -125,6 +129,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     "" if origin else names.turned_for(instruction),
                     not origin and names.is_computed(instruction),
                     inside,
+                    () if origin or place else names.read_elsewhere(instruction),
                 )
                 for name in owners
             ]
@@ -307,6 +312,14 @@ class _Names:
                     readers = self._readers[parameter.id]
                     found.update(dict.fromkeys(r.metadata.op_name for r in readers))
         return () if "" in found else tuple(found)
+
+    def read_elsewhere(self, instruction: Any) -> tuple[str, ...]:
+        """The names of all that reads this, if none is inside of its equation."""
+        own = place_of(self.of(instruction, []))
+        names = [self.of(reader, []) for reader in self._beyond_views(instruction)]
+        places = list(map(place_of, names))
+        is_elsewhere = all(p and p[: len(own)] != own for p in places)
+        return tuple(dict.fromkeys(names)) if is_elsewhere else ()
 
     def _of_results(self, instruction: Any) -> list[str]:
         """The names of all that a fusion computes, its own last."""

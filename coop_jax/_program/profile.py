@@ -7,7 +7,7 @@ the `Problem`.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -31,7 +31,7 @@ from .shelving import shelved, without
 from .standing import bytes_of, standing_and_spread
 from .trace import Program, Variable
 from .units import Graph, Unit
-from .workspace import with_turned_operands, without_starts
+from .workspace import with_shared_by_reader, with_turned_operands, without_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def profile(
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
     left = [b for b in made_up if equation_of(b.op_name) not in pools]
     standing, spread = standing_and_spread(graph, units, left)
-    owned = with_turned_operands(graph, without_starts(graph, units, owned))
+    owned = with_shared_by_reader(graph, without_starts(graph, units, owned))
+    owned = with_turned_operands(graph, owned)
     overwriting = Overwriting(graph, units, owned, programs, platform)
     found = OpsOfUnits(graph, owned, spread, rates, programs, overwriting)
     for unit in units:
@@ -156,12 +157,22 @@ def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
         equation = equation_of(buffer.op_name)
         if equation is not None or buffer.origin == "constants":
             name = "" if equation is None else scope(equation)
-            inside = (equation_of(reader) for reader in buffer.read_inside)
-            read_inside = tuple(scope(k) for k in inside if k is not None)
-            found.append(replace(buffer, op_name=name, read_inside=read_inside))
+            found.append(
+                replace(
+                    buffer,
+                    op_name=name,
+                    read_inside=_scopes(buffer.read_inside),
+                    read_elsewhere=_scopes(buffer.read_elsewhere),
+                )
+            )
         elif moved_argument(buffer) >= 0:
             found.append(buffer)
     return tuple(found)
+
+
+def _scopes(names: Iterable[str]) -> tuple[str, ...]:
+    equations = map(equation_of, names)
+    return tuple(scope(k) for k in equations if k is not None)
 
 
 def _by_equation(buffers: Sequence[OwnedBuffer]) -> dict[int, list[OwnedBuffer]]:

@@ -4,7 +4,6 @@ A body is a program of its own. What XLA gives its equations is read from the pr
 the whole step, where every equation of a body has a name scope too.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -20,15 +19,9 @@ from .hlo import OwnedBuffer
 from .pins import pinned
 from .profile import Profile
 from .rules import Rules
-from .scopes import scope
+from .scopes import Place, is_inside, place_of, scope
 from .shards import communicates
 from .trace import Equation, Program, read
-
-type Place = tuple[int, ...]
-"""Numbers of equations: of the loop, after those of the loops around it; the number of
-a `cond` is followed by that of its branch."""
-
-_NAMED = re.compile(r"coop_(?:eqn|row|branch)_(\d+)")
 
 
 def is_region(equation: Equation) -> bool:
@@ -130,12 +123,8 @@ def by_place(
     """Buffers by the loops they are in and, last, their equation."""
     found: dict[Place, list[OwnedBuffer]] = {}
     for buffer in buffers:
-        found.setdefault(_place_of(buffer.op_name), []).append(buffer)
+        found.setdefault(place_of(buffer.op_name), []).append(buffer)
     return found
-
-
-def _place_of(name: str) -> Place:
-    return tuple(map(int, _NAMED.findall(name)))
 
 
 def communicating(buffers: Sequence[OwnedBuffer]) -> frozenset[Place]:
@@ -151,8 +140,8 @@ def named(
 
     def within(name: str) -> str:
         """The name in the body of what has a name in the step; "" for all around it."""
-        at = _place_of(name)
-        return scope(at[len(place)]) if _is_inside(at, place) else ""
+        at = place_of(name)
+        return scope(at[len(place)]) if is_inside(at, place) else ""
 
     return tuple(
         replace(
@@ -160,12 +149,9 @@ def named(
             op_name=within(buffer.op_name),
             turned_for=within(buffer.turned_for),
             read_inside=tuple(map(within, buffer.read_inside)),
+            read_elsewhere=tuple(map(within, buffer.read_elsewhere)),
         )
         for at, inside in buffers.items()
-        if _is_inside(at, place)
+        if is_inside(at, place)
         for buffer in inside
     )
-
-
-def _is_inside(at: Place, place: Place) -> bool:
-    return len(at) > len(place) and at[: len(place)] == place

@@ -1,9 +1,10 @@
 """Bytes that an op takes beside its operands and results, from XLA's own buffers."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .fusing import FUSIBLE, LAYOUTS
+from .fusing import FUSIBLE, LAYOUTS, SEVERAL
 from .hlo import OwnedBuffer
 from .scopes import equation_of
 from .units import Graph, Unit, has_call
@@ -123,6 +124,28 @@ def with_turned_operands(graph: Graph, owned: Owned) -> Owned:
                 product = graph.turned_product(reader)
                 call = reader if product is None else product
                 kept.setdefault(call, []).append(replace(buffer, origin="reader"))
+    return kept
+
+
+def with_shared_by_reader(graph: Graph, owned: Owned) -> Owned:
+    """The buffers with what ragged products share counted to each that reads it.
+
+    XLA computes once the rows that a forward and a backward product spread by group.
+    Behind barriers each product computes its own.
+    """
+    kept: dict[int, list[OwnedBuffer]] = defaultdict(list)
+    for k, found in owned.items():
+        is_several = graph.equations[k].primitive.name in SEVERAL
+        results = {graph.bytes(v) for v in graph.equations[k].outputs}
+        for buffer in found:
+            equations = map(equation_of, buffer.read_elsewhere)
+            readers = {reader for reader in equations if reader is not None}
+            is_inside = is_several and buffer.size not in results
+            if readers and k not in readers and is_inside:
+                for reader in readers:
+                    kept[reader].append(replace(buffer, origin="reader"))
+            else:
+                kept[k].append(buffer)
     return kept
 
 
