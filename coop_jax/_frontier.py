@@ -82,7 +82,7 @@ class Frontier:
 
         Raises:
           ValueError: another suffix.
-          ImportError: matplotlib is not installed (`coop_jax[plot]`).
+          ImportError: matplotlib is not installed.
 
         Example:
           >>> curve = coop_jax.frontier(step, state, batch, budgets=[1.0, 0.6])

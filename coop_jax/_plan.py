@@ -111,11 +111,10 @@ class Plan:
       loops: what becomes of scans over layers.
       bodies: the order in which bodies of loops run, where it is not the step's own.
       fingerprint: digest of program, budget and plan; equal on every host.
-      warnings: what the user should know.
       floor: bytes of the smallest program that was compiled on the way.
       problem: the operations and values that were planned.
       arguments: the arrays that are passed in.
-      origin: what it was made for; None for a plan that cannot be saved.
+      origin: what it was made for; None for a plan that cannot be used again.
       baseline: what XLA assigned to the step as written.
       has_calls: it has in-place calls, and needs the native library to run.
 
@@ -143,7 +142,6 @@ class Plan:
     fingerprint: str
     loops: tuple[LoopPlan, ...] = ()
     bodies: tuple[BodyPlan, ...] = field(default=(), repr=False)
-    warnings: tuple[str, ...] = ()
     floor: int | None = None
     problem: Problem = field(default_factory=lambda: Problem((), ()), repr=False)
     arguments: tuple[Argument, ...] = field(default=(), repr=False)
@@ -186,7 +184,7 @@ class Plan:
 
         Args:
           path: of the file to write. `.html` is one page with hover and zoom that needs
-            nothing else; `.svg`, `.png` and `.pdf` need matplotlib (`coop_jax[plot]`).
+            nothing else; `.svg`, `.png` and `.pdf` need matplotlib.
 
         Raises:
           ValueError: another suffix.
@@ -255,9 +253,7 @@ class Plan:
             "coop_jax plan" if self.is_planned else "coop_jax plan: fits as written"
         ]
         lines += [f"  {label:<10} {text}" for label, text in self._rows()]
-        warnings = [f"  warning: {text}" for text in self.warnings]
-        lines += self._largest_kept()[: max(0, _MOST_LINES - len(lines + warnings))]
-        return "\n".join((lines + warnings)[:_MOST_LINES])
+        return "\n".join((lines + self._largest_kept())[:_MOST_LINES])
 
     def _rows(self) -> list[tuple[str, str]]:
         asked = "smallest reachable" if self.budget is None else _exact(self.budget)

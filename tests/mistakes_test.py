@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.experimental import io_callback
 
 import coop_jax
 from coop_jax import remat
+from coop_jax._fitting import compile
 from coop_jax._plan_file import from_text, to_text
 from coop_jax._version import check_jax
 from tests.small_step import SHAPES, make_args, small_plan, train_step
@@ -103,6 +105,13 @@ def without_matplotlib() -> None:
             sys.modules["matplotlib"] = module
 
 
+def on_a_tpu() -> None:
+    """As `jax.devices()[0].platform` says it there; no such device is needed."""
+    device = SimpleNamespace(platform="tpu")
+    leaf = SimpleNamespace(sharding=SimpleNamespace(device_set={device}))
+    compile._platform([leaf])
+
+
 def plan_double(budget: Any, **options: Any) -> Callable[[], Any]:
     return lambda: remat(double, budget, **options).plan(X)
 
@@ -121,6 +130,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
     "a bool": (plan_double(True), TypeError, "a bool is neither", "an int in bytes"),
     "a list": (plan_double([1]), TypeError, "a list is neither", "an int in bytes"),
     "no limit here": (plan_double(None), ValueError, "reports none", '"12GiB"'),
+    "another kind of device": (on_a_tpu, ValueError, "'tpu'", "`jax.checkpoint`"),
     "out of reach": (
         lambda: remat(train_step, "290kB", time_limit=0.3).plan(*make_args(64)),
         coop_jax.BudgetError, "the smallest program it found", "Raise `budget` to",

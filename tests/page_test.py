@@ -37,7 +37,7 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path: Path = tmp_path_factory.mktemp("page") / "plan.html"
     plan = small_plan()
     # Text that a careless page would take for markup.
-    plan = dataclasses.replace(plan, warnings=("</script><b>bold</b>",))
+    plan = dataclasses.replace(plan, policy="</script><b>bold</b>")
     plan.plot(path)
     browser.get(path.as_uri())
     return browser
@@ -57,7 +57,7 @@ def test_the_page_has_no_console_error_and_every_buffer(page) -> None:
     assert len(page.find_elements("css selector", "rect.box")) == len(boxes)
     assert page.title == f"coop_jax plan {small_plan().fingerprint}"
     summary = page.find_element("id", "summary").text
-    assert "warning: </script><b>bold</b>" in summary
+    assert "</script><b>bold</b>" in summary
     assert page.find_elements("tag name", "b") == []
 
 

@@ -61,15 +61,6 @@ def test_a_step_that_does_nothing_has_a_plan(step, tmp_path) -> None:
     plan.to_perfetto(tmp_path / "trace.json")
 
 
-def test_warnings_are_never_cut_for_the_listing(plan: Plan) -> None:
-    warned = dataclasses.replace(plan, warnings=tuple(f"w{i}" for i in range(10)))
-    lines = str(warned).splitlines()
-    assert len(lines) <= 25
-    assert [line for line in lines if "warning: w" in line] == [
-        f"  warning: w{i}" for i in range(10)
-    ]
-
-
 def test_actions_know_their_layer_type_and_line(plan: Plan) -> None:
     forward = [a for a in plan.actions if a.primitive == "tanh"]
     assert {a.scope for a in forward} == {f"layer_{i}" for i in range(6)}

@@ -42,7 +42,7 @@ class FlatStep:
       traced: what `jax.jit(step).trace(*args)` gave.
       program: its equations.
       leaves: the dynamic arguments, as arrays or `ShapeDtypeStruct`s.
-      platform: "cpu", "gpu" or "tpu", where it will run.
+      platform: "cpu" or "gpu", where it will run.
       jit_options: shardings of a partitioned step; empty for a single device.
     """
 
@@ -156,7 +156,8 @@ def flat_step(
 
     Raises:
       TypeError: the step uses values of an enclosing trace.
-      ValueError: the rules name what the step does not have.
+      ValueError: the rules name what the step does not have, or it is to run on
+        neither a CPU nor a GPU.
     """
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
     captured = len(traced.jaxpr.jaxpr.invars) - len(donated)
@@ -212,6 +213,11 @@ def shortened(sharding: Any) -> Any:
 
 
 def _platform(leaves: Sequence[Any]) -> str:
+    """Where the step will run.
+
+    Raises:
+      ValueError: neither on a CPU nor on a GPU.
+    """
     platform = jax.default_backend()
     default = jax.config.jax_default_device
     if default is not None:
@@ -221,7 +227,13 @@ def _platform(leaves: Sequence[Any]) -> str:
         if sharding is not None and not isinstance(leaf, Tracer):
             platform = next(iter(sharding.device_set)).platform
             break
-    return "gpu" if platform in ("cuda", "rocm") else str(platform)
+    platform = "gpu" if platform in ("cuda", "rocm") else str(platform)
+    if platform not in ("cpu", "gpu"):
+        raise ValueError(
+            f"`coop_jax.remat` plans steps for CPUs and GPUs. This one is to run on "
+            f"{platform!r}: use `jax.checkpoint` there."
+        )
+    return platform
 
 
 def _partitioned(program: Program, options: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,6 @@ def require(module: str, extra: str, purpose: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise ImportError(
             f"{purpose} need {module}, which is not installed: "
-            f"`pip install 'coop_jax[{extra}]'`, or `pip install {module}`. "
+            f"`pip install {module}`, or coop_jax with the extra `{extra}`. "
             "`print(plan)`, `plan.table()` and HTML need nothing."
         )
