@@ -167,7 +167,8 @@ def frontier(
         )
     request = planned._request
     with shown(request.progress):
-        flat = flat_step(*trace_step(planned._jitted, args, {}), request.rules)
+        traced, leaves, asked = trace_step(planned._jitted, args, {})
+        flat = flat_step(traced, leaves, request.rules, asked)
         bench = LoopWorkbench(flat, request.policy, request.cost_model, request.inplace)
         if budgets is None:
             sizes: list[int | None] = _between(
@@ -228,6 +229,6 @@ def _compared(
     donated = written.donated_arguments
     is_jitted = isinstance(step, jax.stages.Wrapped)
     jitted: Any = step if is_jitted else jax.jit(step, donate_argnums=donated)
-    other = flat_step(*trace_step(jitted, args, {}))
+    other = flat_step(*trace_step(jitted, args, {})[:2])
     flops = program_flops(other.program) / max(program_flops(written.program), 1.0)
     return Compared(name, measure(jitted, *args), flops)

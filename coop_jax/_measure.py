@@ -1,6 +1,6 @@
 """Bytes of a compiled program, as XLA itself measures them, per device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,22 @@ def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryUse:
         )
     staged: Any = step if hasattr(step, "lower") else jax.jit(step)
     return memory_use(staged.lower(*args, **kwargs).compile())
+
+
+def device_limit(shardings: Iterable[Any]) -> int | None:
+    """Bytes that a step's device reports as its limit, or None if it reports none.
+
+    Args:
+      shardings: of the step's arguments; None where they are not known.
+    """
+    known = (sharding for sharding in shardings if sharding is not None)
+    placed = next(known, None)
+    here = jax.local_devices() if placed is None else placed.addressable_devices
+    try:
+        statistics = next(iter(here)).memory_stats()
+    except (RuntimeError, jax.errors.JaxRuntimeError, NotImplementedError):
+        return None
+    return (statistics or {}).get("bytes_limit")
 
 
 def memory_use(compiled: Any) -> MemoryUse:

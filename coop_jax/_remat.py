@@ -12,15 +12,17 @@ import jax.extend.core as jexc
 from jax.core import Tracer
 
 from ._budget import BudgetLike, parse_budget
-from ._fitting.compile import FlatStep, flat_step, shortened
-from ._fitting.dispatch import Signature, Signatures
+from ._fitting.compile import flat_step, shortened, unchecked_keys
+from ._fitting.dispatch import Remembered, Signatures, of_any_step, placement
 from ._fitting.fit import Request, cache_at, fit
+from ._fitting.lowering import lower
 from ._fitting.saved import Fitted
+from ._measure import device_limit
 from ._native.inplace import InPlace
 from ._options import check_jit_options, check_options
 from ._plan import Plan
 from ._planning.planner import Effort
-from ._program.dynamic import dynamic_leaves
+from ._program.dynamic import Asked, asked_shardings, dynamic_leaves
 from ._program.rules import Never, make_rules
 
 _TRACING = (
@@ -189,28 +191,29 @@ class Rematerialized:
     def __init__(self, jitted: Any, request: Request, **static: Any):
         self._jitted = jitted
         self._request = request
-        self._fitted: dict[Any, Fitted] = {}
+        self._fitted = Remembered[Fitted]()
         self._signatures = Signatures(**static)
-        self._known: dict[Signature, tuple[Fitted, Any]] = {}
+        self._known = Remembered[tuple[Fitted, Any]]()
         functools.update_wrapper(self, jitted, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step; plans first if these shapes are new."""
         leaves = jax.tree.leaves((args, kwargs))
         signature = self._signatures.of(args, kwargs, leaves)
-        if signature in self._known:
-            fitted, out_tree = self._known[signature]
+        place = placement(leaves)
+        if known := self._known.get(signature, place):
+            fitted, out_tree = known
             dynamic = list(compress(leaves, signature.dynamic))
             return jax.tree.unflatten(out_tree, _run(fitted, dynamic))
-        traced, leaves = trace_step(self._jitted, args, kwargs)
-        fitted = self._fit(traced, leaves)
+        traced, leaves, asked = trace_step(self._jitted, args, kwargs)
+        fitted = self._fit(traced, leaves, asked)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = _call_traced(fitted, leaves)
         else:
             flat = _run(fitted, leaves)
         # Of arguments that are static unknown to us a signature says too little.
         if signature is not None and len(leaves) == sum(signature.dynamic):
-            self._known[signature] = fitted, traced.out_tree
+            self._known.put(signature, place, (fitted, traced.out_tree))
         return jax.tree.unflatten(traced.out_tree, flat)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -262,20 +265,27 @@ class Rematerialized:
         Example:
           >>> compiled = step.lower(state, batch).compile()
         """
-        traced, leaves = trace_step(self._jitted, args, kwargs)
-        fitted = self._fit(traced, leaves)
-        return _lower(fitted, traced)
+        traced, leaves, asked = trace_step(self._jitted, args, kwargs)
+        return lower(self._fit(traced, leaves, asked), traced)
 
-    def _fit(self, traced: Any, leaves: list[Any]) -> Fitted:
-        key = (traced.jaxpr, traced.in_tree, tuple(_placement(x) for x in leaves))
-        if key not in self._fitted:
-            step = flat_step(traced, leaves, self._request.rules)
-            self._fitted[key] = fit(step, self._request, _device_limit(step))
-        return self._fitted[key]
+    def _fit(self, traced: Any, leaves: list[Any], asked: Asked) -> Fitted:
+        places = tuple(_placement(leaf) for leaf in leaves)
+        default = jax.config.jax_default_device
+        key = traced.jaxpr, traced.in_tree, places, default
+        if found := self._fitted.get(of_any_step(), key):
+            return found
+        step = flat_step(traced, leaves, self._request.rules, asked)
+        limit = device_limit(leaf.sharding for leaf in step.leaves)
+        fitted = fit(step, self._request, limit)
+        return self._fitted.put(of_any_step(), key, fitted)
 
 
-def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
-    """Traces a jitted step. Returns `jax.stages.Traced` and its dynamic leaves."""
+def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any], Asked]:
+    """Traces a jitted step.
+
+    Returns:
+      `jax.stages.Traced`, its dynamic leaves, and the shardings that it asks for.
+    """
     if jax.config.jax_disable_jit:
         raise RuntimeError(
             "`coop_jax.remat` rewrites what XLA compiles, and `jax_disable_jit` is "
@@ -307,7 +317,7 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any]]:
             "Pass its value (`ref[...]`), and return the new one; references made "
             "inside the step are fine."
         )
-    return traced, leaves
+    return traced, leaves, asked_shardings(jitted, traced, args, kwargs)
 
 
 def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:
@@ -335,46 +345,8 @@ def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:
     as_written = jexc.jaxpr_as_fun(fitted.step.traced.jaxpr)
     call = jax.custom_jvp(fitted.step.jit(fitted.function))
     call.defjvp(lambda primals, tangents: jax.jvp(as_written, primals, tangents))
-    return call(*leaves)
-
-
-def _lower(fitted: Fitted, traced: Any) -> jax.stages.Lowered:
-    """Lowers under the step's own signature, static arguments left out."""
-    step = fitted.step
-    function = step.on_whole_arrays(fitted.function)
-
-    def planned(*dynamic: Any, **named: Any) -> Any:
-        flat = function(*jax.tree.leaves((dynamic, named)))
-        return jax.tree.unflatten(traced.out_tree, flat)
-
-    structs = jax.tree.unflatten(traced.in_tree, step.leaves)
-    return _jit_like(planned, traced, step).lower(*structs[0], **structs[1])
-
-
-def _jit_like(planned: Callable, traced: Any, step: FlatStep) -> Any:
-    """Jit that donates the same leaves, when they make up whole arguments."""
-    positional, named = traced.args_info
-    donated = tuple(
-        i
-        for i, info in enumerate(positional)
-        if jax.tree.leaves(info) and all(x.donated for x in jax.tree.leaves(info))
-    )
-    names = tuple(
-        name
-        for name, info in named.items()
-        if jax.tree.leaves(info) and all(x.donated for x in jax.tree.leaves(info))
-    )
-    options: dict[str, Any] = {}
-    if "in_shardings" in step.jit_options:
-        shardings = list(step.jit_options["in_shardings"])
-        tree = jax.tree.unflatten(traced.in_tree, shardings)
-        options = {
-            "in_shardings": tree[0],
-            "out_shardings": jax.tree.unflatten(
-                traced.out_tree, step.jit_options["out_shardings"]
-            ),
-        }
-    return jax.jit(planned, donate_argnums=donated, donate_argnames=names, **options)
+    with unchecked_keys():
+        return call(*leaves)
 
 
 def _placement(leaf: Any) -> Any:
@@ -382,18 +354,3 @@ def _placement(leaf: Any) -> Any:
     if isinstance(leaf, Tracer) or not getattr(leaf, "committed", True):
         return None
     return shortened(getattr(leaf, "sharding", None))
-
-
-def _device_limit(step: FlatStep) -> int | None:
-    """Bytes the step's device reports as its limit, if it reports any."""
-    for leaf in step.leaves:
-        if leaf.sharding is not None:
-            device = next(iter(leaf.sharding.device_set))
-            break
-    else:
-        device = jax.local_devices()[0]
-    try:
-        statistics = device.memory_stats()
-    except (RuntimeError, jax.errors.JaxRuntimeError, NotImplementedError):
-        return None
-    return (statistics or {}).get("bytes_limit")

@@ -1,8 +1,10 @@
 """A traced step as a function of flat arguments, and its compilation."""
 
+import contextlib
+import itertools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,7 +45,8 @@ class FlatStep:
       program: its equations.
       leaves: the dynamic arguments, as arrays or `ShapeDtypeStruct`s.
       platform: "cpu" or "gpu", where it will run.
-      jit_options: shardings of a partitioned step; empty for a single device.
+      jit_options: shardings that are not those of its arguments: all of a partitioned
+        step, of another the `out_shardings` that it asks for.
     """
 
     traced: Any
@@ -86,7 +89,12 @@ class FlatStep:
 
     def compile(self, function: Callable[..., list[Any]]) -> Any:
         """Compiles `function` for the step's own arguments."""
-        return self.jit(function).lower(*self.leaves).compile()
+        return self.lower(function).compile()
+
+    def lower(self, function: Callable[..., list[Any]]) -> Any:
+        """`function` of the step's own arguments, as `jax.stages.Lowered`."""
+        with unchecked_keys():
+            return self.jit(function).lower(*self.leaves)
 
     @property
     def has_probes(self) -> bool:
@@ -99,7 +107,7 @@ class FlatStep:
         On CPU most of the time goes into machine code, long after XLA has given out
         the bytes; a probe leaves that code as it comes.
         """
-        lowered = self.jit(function).lower(*self.leaves)
+        lowered = self.lower(function)
         return lowered.compile(_PROBE if self.has_probes else None)
 
     @property
@@ -108,9 +116,12 @@ class FlatStep:
 
         Not for a partitioned one: XLA would gather shards in front of each call.
         """
-        is_mapped = self.program.mapped is not None
-        is_partitioned = is_mapped or "in_shardings" in self.jit_options
-        return not is_partitioned and is_available(self.platform)
+        return self.is_alone and is_available(self.platform)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it runs on one device."""
+        return self.program.partitions == 1 and self.program.mapped is None
 
     def operations(self, compiled: Any) -> float:
         """XLA's count of a program's operations, where programs differ by it alone.
@@ -118,8 +129,7 @@ class FlatStep:
         0 for several devices, which communicate as well, and but for CPU: a GPU's
         kernels take the time of their bytes.
         """
-        is_alone = self.program.partitions == 1 and self.program.mapped is None
-        if self.platform != "cpu" or not is_alone:
+        if self.platform != "cpu" or not self.is_alone:
             return 0.0
         return (compiled.cost_analysis() or {}).get("flops", 0.0)
 
@@ -136,7 +146,7 @@ class FlatStep:
 
         # A program from JAX's persistent cache would leave no dump.
         profiled.__name__ = f"coop_profile_{time.time_ns()}"
-        lowered = self.jit(profiled).lower(*self.leaves)
+        lowered = self.lower(profiled)
         with dump_directory() as directory:
             compiled = lowered.compile(compiler_options=dump_options(directory))
             return compiled, owned_buffers(compiled, directory)
@@ -146,6 +156,7 @@ def flat_step(
     traced: Any,
     leaves: Sequence[Any],
     rules: Rules = NO_RULES,
+    asked: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
 ) -> FlatStep:
     """Flattens a traced step.
 
@@ -153,6 +164,7 @@ def flat_step(
       traced: `jax.stages.Traced`.
       leaves: its dynamic arguments, flat.
       rules: the user's, on what may be computed again.
+      asked: the shardings that its `jax.jit` asks for, of arguments and of results.
 
     Raises:
       TypeError: the step uses values of an enclosing trace.
@@ -168,14 +180,20 @@ def flat_step(
         )
     rules.check(traced.jaxpr)
     program = pinned(flatten(traced.jaxpr, donated, rules=rules))
-    abstract = tuple(_abstract(leaf) for leaf in leaves)
-    platform = _platform(leaves)
-    inside, options = unmapped(program), {}
+    inputs, outputs = asked
+    abstract = tuple(
+        _abstract(leaf, sharding)
+        for leaf, sharding in itertools.zip_longest(leaves, inputs)
+    )
+    platform = _platform((*(leaf.sharding for leaf in abstract), *outputs))
+    is_placed = any(sharding is not None for sharding in outputs)
+    options = {"out_shardings": list(outputs)} if is_placed else {}
+    inside = unmapped(program)
     if inside.mapped is not None:
         # A map says how its arrays are split.
         program, abstract = pinned(inside), inside.mapped.placed(abstract)
-    elif options := _sharding_options(traced, program, platform):
-        program = replace(program, **_partitioned(program, options))
+    elif settled := _settled_shardings(traced, platform):
+        options, program = settled, replace(program, **_partitioned(program, settled))
     elif platform == "gpu":
         program = aligned(program)
     elif platform == "cpu":
@@ -184,17 +202,22 @@ def flat_step(
     return FlatStep(traced, program, abstract, platform, options)
 
 
-def _abstract(leaf: Any) -> Any:
-    """The leaf without its data, so that a plan keeps no arrays alive."""
+def _abstract(leaf: Any, asked: Any) -> Any:
+    """The leaf without its data, so that a plan keeps no arrays alive.
+
+    Args:
+      leaf: an array or what stands for one.
+      asked: the sharding that the step asks it to have, or None.
+    """
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf.update(sharding=shortened(leaf.sharding))
+        return leaf.update(sharding=shortened(asked or leaf.sharding))
     aval = jax.typeof(leaf)
     is_array = not isinstance(leaf, Tracer)
     committed = is_array and getattr(leaf, "committed", False)
     return jax.ShapeDtypeStruct(
         aval.shape,
         aval.dtype,
-        sharding=shortened(leaf.sharding) if committed else None,
+        sharding=shortened(asked or (leaf.sharding if committed else None)),
         weak_type=getattr(aval, "weak_type", False),
     )
 
@@ -212,8 +235,8 @@ def shortened(sharding: Any) -> Any:
     return same if same.is_equivalent_to(sharding, ndim) else sharding
 
 
-def _platform(leaves: Sequence[Any]) -> str:
-    """Where the step will run.
+def _platform(shardings: Iterable[Any]) -> str:
+    """Where the step will run, by the first that is known of its arrays' shardings.
 
     Raises:
       ValueError: neither on a CPU nor on a GPU.
@@ -222,9 +245,8 @@ def _platform(leaves: Sequence[Any]) -> str:
     default = jax.config.jax_default_device
     if default is not None:
         platform = getattr(default, "platform", default)
-    for leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
-        if sharding is not None and not isinstance(leaf, Tracer):
+    for sharding in shardings:
+        if sharding is not None:
             platform = next(iter(sharding.device_set)).platform
             break
     platform = "gpu" if platform in ("cuda", "rocm") else str(platform)
@@ -234,6 +256,15 @@ def _platform(leaves: Sequence[Any]) -> str:
             f"{platform!r}: use `jax.checkpoint` there."
         )
     return platform
+
+
+def unchecked_keys() -> contextlib.AbstractContextManager[None]:
+    """While a program that was made of a step is traced.
+
+    `jax_debug_key_reuse` has checked the step. To it a barrier uses the keys that pass
+    it, and what is drawn again uses them twice.
+    """
+    return jax.debug_key_reuse(False)
 
 
 def _partitioned(program: Program, options: dict[str, Any]) -> dict[str, Any]:
@@ -247,8 +278,10 @@ def _partitioned(program: Program, options: dict[str, Any]) -> dict[str, Any]:
     return {"partitions": devices, "sizes": sizes}
 
 
-def _sharding_options(traced: Any, program: Program, platform: str) -> dict[str, Any]:
+def _settled_shardings(traced: Any, platform: str) -> dict[str, Any]:
     """Shardings of a step partitioned over several devices, as XLA settled them.
+
+    None of an argument that `jax.jit` drops, as nothing reads it.
 
     They are only known from the compiled step, so a partitioned step is compiled once
     more; a step on one device is not.
@@ -260,13 +293,7 @@ def _sharding_options(traced: Any, program: Program, platform: str) -> dict[str,
     if partitions is None or int(partitions.group(1)) == 1:
         return {}
     compiled = lowered.compile(_PROBE if platform == "cpu" else None)
-    # Jit drops arguments that nothing reads; their sharding stays open.
-    read = {v for equation in program.equations for v in equation.variables}
-    read |= {atom for atom in program.outputs if isinstance(atom, int)}
-    settled = iter(jax.tree.leaves(compiled.input_shardings))
     return {
-        "in_shardings": tuple(
-            next(settled) if v in read else None for v in program.arguments
-        ),
+        "in_shardings": tuple(compiled.in_tree.flatten_up_to(compiled.input_shardings)),
         "out_shardings": jax.tree.leaves(compiled.output_shardings),
     }

@@ -1,11 +1,13 @@
 """Tells calls of a step apart as JAX does, and as fast.
 
-What decides how a call is compiled (structure, shapes, types, placement, settings in
-force) is known in full to JAX's own dispatch alone. So a jitted function stands beside
-the step that computes nothing: its result is a `Signature`, new where JAX has to trace
-it anew, and the same one wherever JAX would run what it compiled before.
+What decides how a call is traced (structure, shapes, types, settings in force) is known
+in full to JAX's own dispatch alone. So a jitted function stands beside the step that
+computes nothing: its result is a `Signature`, new where JAX has to trace it anew, and
+the same one wherever JAX would run what it traced before. Where arrays are decides how
+it is compiled, and is added here.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +56,45 @@ class Signatures:
             return self._traced(*args, **kwargs)
         except (TypeError, ValueError):
             return None
+
+
+class Remembered[T]:
+    """Things by a signature and a key, for as long as JAX remembers the signature.
+
+    JAX forgets by `jax.clear_caches`, which is called to free memory.
+    """
+
+    def __init__(self) -> None:
+        self._things = weakref.WeakKeyDictionary[Signature, dict[Any, T]]()
+
+    def get(self, signature: Signature | None, key: Any) -> T | None:
+        """What was put there, or None."""
+        if signature is None or (found := self._things.get(signature)) is None:
+            return None
+        return found.get(key)
+
+    def put(self, signature: Signature, key: Any, thing: T) -> T:
+        """Keeps the thing, and returns it."""
+        self._things.setdefault(signature, {})[key] = thing
+        return thing
+
+    def __len__(self) -> int:
+        return sum(map(len, self._things.values()))
+
+
+def placement(leaves: Sequence[Any]) -> Any:
+    """Where a call runs: the sharding of each leaf that is bound to devices.
+
+    All others, such as NumPy's, go where those are, or to the default device.
+    """
+    bound = [getattr(leaf, "committed", False) and leaf.sharding for leaf in leaves]
+    return jax.config.jax_default_device, tuple(bound)
+
+
+@jax.jit
+def of_any_step() -> Signature:
+    """A signature that is not of a call: of what does not depend on arguments."""
+    return Signature(())
 
 
 def _signed(*args: Any, **kwargs: Any) -> Signature:

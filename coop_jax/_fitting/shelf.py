@@ -12,29 +12,35 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._loops.loops import varying, varying_like
 from .._program.profile import Profile
 from .._program.trace import Variable
 
 _AT_A_TIME = 8
 
+type Kind = tuple[str, tuple[str, ...]]
+"""Dtype, and the axes of `jax.shard_map` that values vary over."""
+
 
 class Shelf:
-    """One array per type of the shelved values."""
+    """One array per kind of the shelved values."""
 
     def __init__(self, profile: Profile) -> None:
         self._avals = {v: profile.program.avals[v] for v in profile.shelved}
         self._starts: dict[Variable, int] = {}
-        lengths: dict[str, int] = {}
+        lengths: dict[Kind, int] = {}
         for v, aval in self._avals.items():
-            self._starts[v] = lengths.get(aval.dtype.name, 0)
-            lengths[aval.dtype.name] = self._starts[v] + aval.size
+            self._starts[v] = lengths.get(_kind(aval), 0)
+            lengths[_kind(aval)] = self._starts[v] + aval.size
         self._arrays = {
-            name: lax.optimization_barrier(jnp.zeros(length, name))
-            for name, length in lengths.items()
+            _kind(aval): lax.optimization_barrier(
+                varying_like(aval, jnp.zeros(lengths[_kind(aval)], aval.dtype))
+            )
+            for aval in self._avals.values()
         }
         self._missing = dict.fromkeys(self._avals)
         self._waiting: dict[Variable, Any] = {}
-        self._touched: set[str] = set()
+        self._touched: set[Kind] = set()
 
     def __contains__(self, variable: Variable) -> bool:
         return variable in self._avals
@@ -63,33 +69,39 @@ class Shelf:
     def _write(self, run: Sequence[Variable]) -> None:
         """Writes values that lie one after the other."""
         row = jnp.concatenate([jnp.ravel(self._waiting[v]) for v in run])
-        name, start = row.dtype.name, (self._starts[run[0]],)
-        array = lax.dynamic_update_slice(self._arrays[name], row, start)
-        self._arrays[name] = array
-        self._touched.add(name)
+        kind, start = self._place(run[0])
+        array = lax.dynamic_update_slice(self._arrays[kind], row, (start,))
+        self._arrays[kind] = array
+        self._touched.add(kind)
         for v in run:
             del self._missing[v]
 
-    def _place(self, variable: Variable) -> tuple[str, int]:
-        return self._avals[variable].dtype.name, self._starts[variable]
+    def _place(self, variable: Variable) -> tuple[Kind, int]:
+        return _kind(self._avals[variable]), self._starts[variable]
 
     def _follows(self, first: Variable, second: Variable) -> bool:
-        name, start = self._place(first)
-        return (name, start + self._avals[first].size) == self._place(second)
+        kind, start = self._place(first)
+        return (kind, start + self._avals[first].size) == self._place(second)
 
     def take(self, variable: Variable) -> jax.Array:
         """The value, from here."""
-        aval, (name, start) = self._avals[variable], self._place(variable)
-        self._touched.add(name)
-        row = lax.slice(self._arrays[name], (start,), (start + aval.size,))
+        aval, (kind, start) = self._avals[variable], self._place(variable)
+        self._touched.add(kind)
+        row = lax.slice(self._arrays[kind], (start,), (start + aval.size,))
         return row.reshape(aval.shape)
 
-    def touched(self) -> dict[str, Any]:
-        """By type, arrays that were written or read since they passed a barrier."""
-        return {name: self._arrays[name] for name in self._touched}
+    def touched(self) -> dict[Kind, Any]:
+        """By kind, arrays that were written or read since they passed a barrier."""
+        return {kind: self._arrays[kind] for kind in self._touched}
 
-    def passed(self, arrays: Mapping[str, Any], values: Mapping[Variable, Any]) -> None:
+    def passed(
+        self, arrays: Mapping[Kind, Any], values: Mapping[Variable, Any]
+    ) -> None:
         """Goes on with `touched` arrays, and values, from behind a barrier."""
         self._arrays |= arrays
         self._touched.clear()
         self._waiting |= {v: values[v] for v in self._waiting if v in values}
+
+
+def _kind(aval: Any) -> Kind:
+    return aval.dtype.name, tuple(sorted(varying(aval)))

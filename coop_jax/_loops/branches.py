@@ -20,7 +20,9 @@ from jax import lax
 
 from .._program.cost import program_flops
 from .._program.flatten import flatten
+from .._program.repeating import is_recomputable
 from .._program.trace import Atom, Equation, Literal, Program, Variable, drop_dead, read
+from .loops import varying_like
 
 _FEW = 0.1
 """Share of the arithmetic of the dearest branch that all others may do."""
@@ -65,7 +67,7 @@ class Apart:
                     operands = [read(inside, a) for a in equation.inputs]
                     outputs = equation.bind(*operands)
                 inside.update(zip(equation.outputs, outputs, strict=True))
-            return [inside[v] for v in wanted]
+            return [varying_like(avals[v], inside[v]) for v in wanted]
 
         def not_taken(branch: Program, values: Mapping[Variable, Any]) -> list[Any]:
             places = [self.exits[v] for v in wanted if v in self.exits]
@@ -75,9 +77,12 @@ class Apart:
                 for a in self.operands
             ]
             results = iter(_only(branch, places).evaluate(operands))
-            return [
+            found = [
                 _as(next(results), avals[v]) if v in self.exits else _zeros(avals[v])
                 for v in wanted
+            ]
+            return [
+                varying_like(avals[v], x) for v, x in zip(wanted, found, strict=True)
             ]
 
         made = {v for equation in equations for v in equation.outputs}
@@ -139,8 +144,14 @@ def take_apart(
 
 
 def _branches(equation: Equation, program: Program) -> tuple[Program, ...] | None:
-    """The branches of a `cond`, dearest known, if it is to be taken apart."""
-    if equation.primitive.name != "cond" or equation.effects or equation.is_pinned:
+    """The branches of a `cond`, dearest known, if it is to be taken apart.
+
+    What may not run again stays whole: another branch may be why. So do those for one
+    platform each, of which JAX lowers one alone.
+    """
+    if equation.primitive.name != "cond" or equation.params.get("branches_platforms"):
+        return None
+    if not is_recomputable(equation, program.rules.recompute_collectives):
         return None
     branches = tuple(
         flatten(closed, (False,) * len(closed.jaxpr.invars), rules=program.rules)

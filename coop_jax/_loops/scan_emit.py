@@ -226,9 +226,9 @@ class _Emission:
                 v, atom = variables[i], equation.inputs[i]
                 if isinstance(v, Literal) or v not in needs:
                     continue
-                if i in parts.xs:
+                if i in parts.xs and v not in consts:
                     rows.setdefault(v, read(self.env, atom))
-                else:
+                elif i in parts.consts:
                     consts.setdefault(v, operand(self.spread, self.env, atom))
         return lambda: {v: make() for v, make in consts.items()}, rows
 

@@ -103,7 +103,8 @@ class _Builder:
 
     def add(self, k: int, equation: Equation) -> None:
         """The op of equation `k`."""
-        name, reads = equation.primitive.name, self.graph.reads(k)
+        name = equation.primitive.name
+        reads = list(dict.fromkeys([*self.graph.reads(k), *self._index(k)]))
         outputs = tuple(map(self._result, equation.outputs))
         written = sum(map(self.graph.bytes, equation.outputs))
         is_fused = name in FUSIBLE
@@ -123,6 +124,13 @@ class _Builder:
         )
         self.equations.append(k)
         self.arithmetic.append(flops(equation, self.joint.avals))
+
+    def _index(self, k: int) -> list[Variable]:
+        """What says whether the equation runs, if it is out of a branch."""
+        apart = self.pair.joint.apart.get(k)
+        if apart is None or isinstance(apart.index, Literal):
+            return []
+        return [self.graph.resolve(apart.index)]
 
     def build(self) -> BodyProblem:
         second = range(self.pair.joint.boundary, len(self.joint.equations))

@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 import jax.extend.core as jexc
+import numpy as np
 from jax.extend import source_info_util
 
+from .repeating import is_stateful
 from .rules import NO_RULES, Rules
 from .simplify import inverse, number_made, product, unchanged
 from .trace import Atom, Equation, Literal, Program, Variable, drop_dead, location_of
-
-_STATEFUL = {"rng_uniform"}
 
 _INLINED_BODY = {
     "jit": "jaxpr",
@@ -237,12 +237,13 @@ def _is_plain_jit(params: dict[str, Any]) -> bool:
 
 def _merge_key(eqn: Any, inputs: tuple[Atom, ...]) -> Any:
     """Equal keys compute equal values; None for anything that must not be merged."""
-    name = eqn.primitive.name
-    if _effects(eqn) or name == "optimization_barrier" or name in _STATEFUL:
+    is_barrier = eqn.primitive.name == "optimization_barrier"
+    if _effects(eqn) or is_barrier or is_stateful(eqn):
         return None
     operands = tuple(_operand_key(a) for a in inputs)
     params = sorted(eqn.params.items(), key=lambda item: item[0])
-    key = (eqn.primitive, operands, tuple(params))
+    # The context has settings that bits depend on, such as those of random words.
+    key = (eqn.primitive, operands, tuple(params), eqn.ctx)
     try:
         hash(key)
     except TypeError:
@@ -253,6 +254,7 @@ def _merge_key(eqn: Any, inputs: tuple[Atom, ...]) -> Any:
 def _operand_key(atom: Atom) -> Any:
     if not isinstance(atom, Literal):
         return atom
-    if hasattr(atom.val, "shape") and getattr(atom.val, "shape", ()) != ():
-        return (id(atom.val), str(atom.aval))
-    return (type(atom.val).__name__, repr(atom.val), str(atom.aval))
+    if getattr(atom.val, "shape", ()) != ():
+        return (id(atom.val), atom.aval)
+    # Bytes, not text: NumPy prints as many digits as it was told to.
+    return (np.asarray(atom.val).tobytes(), type(atom.val), atom.aval)

@@ -14,12 +14,19 @@ from typing import Any
 
 import jax
 import jaxlib.version
+import numpy as np
 
 from .._fitting.compile import FlatStep
 from .._version import __version__
 from .trace import Atom, Literal, Program
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_IN_FULL: dict[str, Any] = {
+    "precision": 8, "floatmode": "unique", "suppress": False, "sign": "-",
+    "threshold": 1000, "edgeitems": 3, "linewidth": 75, "formatter": None,
+    "nanstr": "nan", "infstr": "inf", "legacy": False,
+}  # fmt: skip
+"""How numbers are written, whatever the user tells NumPy: with all of their digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,10 @@ def differences(saved: Origin, here: Origin) -> list[str]:
 def program_digest(program: Program) -> str:
     """Hexadecimal digest of what a program computes."""
     digest = hashlib.sha256()
-    for text in _texts(program):
-        digest.update(text.encode())
-        digest.update(b"\0")
+    with np.printoptions(**_IN_FULL):
+        for text in _texts(program):
+            digest.update(text.encode())
+            digest.update(b"\0")
     return digest.hexdigest()
 
 

@@ -1,5 +1,7 @@
 """Which equations may run more than once."""
 
+from typing import Any
+
 import jax.extend.core as jexc
 
 from .trace import Equation
@@ -16,14 +18,22 @@ _STATEFUL = {"rng_uniform", "rng_bit_generator_stateful", "infeed", "outfeed"}
 
 def is_recomputable(equation: Equation, repeats_collectives: bool = False) -> bool:
     """Whether the equation may run more than once."""
-    name = equation.primitive.name
-    if equation.effects or equation.is_pinned or name in _STATEFUL:
+    if equation.effects or equation.is_pinned or is_stateful(equation):
         return False
-    return repeats_collectives or not (_COLLECTIVES & {name, *names_inside(equation)})
+    return repeats_collectives or not _COLLECTIVES & _names(equation)
 
 
-def names_inside(equation: Equation) -> set[str]:
-    """Primitives in the programs that the equation holds."""
+def is_stateful(equation: Any) -> bool:
+    """Whether it gives something else each time it runs, also inside of a loop."""
+    return bool(_STATEFUL & _names(equation))
+
+
+def _names(equation: Any) -> set[str]:
+    return {equation.primitive.name, *names_inside(equation)}
+
+
+def names_inside(equation: Any) -> set[str]:
+    """Primitives in the programs that an equation, ours or JAX's, holds."""
     names: set[str] = set()
     todo = list(jexc.jaxprs_in_params(equation.params))
     while todo:
