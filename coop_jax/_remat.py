@@ -200,7 +200,7 @@ class Rematerialized:
         """Runs the step; plans first if these shapes are new."""
         leaves = jax.tree.leaves((args, kwargs))
         signature = self._signatures.of(args, kwargs, leaves)
-        place = placement(leaves)
+        place = None if signature is None else placement(leaves)
         if known := self._known.get(signature, place):
             fitted, out_tree = known
             dynamic = list(compress(leaves, signature.dynamic))

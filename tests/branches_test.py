@@ -1,10 +1,14 @@
 """A `cond` in a scanned body, taken apart into its dearest branch."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from coop_jax._fitting.compile import flat_step
 from coop_jax._loops.branches import branch_steps, take_apart
@@ -89,6 +93,64 @@ def test_a_cond_with_one_dear_branch_is_planned_inside():
 def test_a_cond_with_two_dear_branches_is_left_whole():
     _, site = site_of(step(dear_too))
     assert names(site).count("cond") == 2
+
+
+def test_branches_for_one_platform_each_are_left_whole():
+    """XLA would be given those of the others too."""
+
+    def body(x, w):
+        return lax.platform_dependent(
+            x, w, cpu=lambda x, w: x @ w @ w.T, cuda=lambda x, w: x
+        )
+
+    program = flatten(jax.make_jaxpr(body)(jnp.ones((4, 4)), jnp.ones((4, 4))), [0, 0])
+    assert [e.primitive.name for e in program.equations].count("cond") == 1
+    read = replace(program, equations=(*program.equations, *program.equations))
+    assert not take_apart(read, len(program.equations))[2]
+
+
+def in_a_map(other, is_checked):
+    """A step inside `jax.shard_map`, whose layers are `block` or `other`."""
+    mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,))
+
+    def local(w, kept, x):
+        def body(x, layer):
+            w, is_kept = layer
+            return jnp.tanh(lax.cond(is_kept, block, other, x, w)), None
+
+        def loss_of(w):
+            return jnp.mean(lax.scan(body, x, (w, kept))[0] ** 2)
+
+        varying = lax.pcast(w, ("data",), to="varying") if is_checked else w
+        loss, grad = jax.value_and_grad(loss_of)(varying)
+        return w - 0.1 * lax.pmean(grad, "data"), lax.pmean(loss, "data")
+
+    specs = (P(), P(), P("data"))
+    step = jax.shard_map(
+        local, mesh=mesh, in_specs=specs, out_specs=(P(), P()), check_vma=is_checked
+    )
+    w, x = arguments()
+    args = w, jnp.arange(LAYERS) % 3 != 1, x
+    program = flat_step(jax.jit(step).trace(*args), jax.tree.leaves(args)).program
+    (site,) = find_sites(program, "cpu")
+    return step, args, program, site
+
+
+def test_inside_a_map_what_the_others_have_no_value_for_varies_like_the_value():
+    step, args, program, site = in_a_map(lambda x, w: x, is_checked=True)
+    assert site.pair.joint.apart
+    expected = jax.tree.leaves(jax.jit(step)(*args))
+    for corner in site.choices.corners:
+        plan = site.loop_plan(Variant(corner, 0, 0, 0.0))
+        changed = rewritten(program, [plan], "cpu")
+        around = changed.mapped.around(lambda *a, c=changed: c.evaluate(a))
+        for a, b in zip(jax.jit(around)(*args), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_a_cond_that_communicates_in_any_branch_is_left_whole():
+    _, _, _, site = in_a_map(lambda x, w: lax.pmean(x, "data"), is_checked=False)
+    assert not site.pair.joint.apart
 
 
 @pytest.mark.parametrize("other", [lambda x, w: 0.5 * x, lambda x, w: x, dear_too])

@@ -1,5 +1,6 @@
 """Calls that are like an earlier one run what that one planned, without tracing."""
 
+import gc
 from typing import Any
 
 import jax
@@ -90,6 +91,18 @@ def test_a_static_argument_may_be_any_object(traced: list[tuple]) -> None:
         assert step(jnp.ones(()), how) == expected
     assert len(traced) == 2
     assert coop_jax.remat(jax.jit(signed, static_argnums=1), "1GiB")(1.0, "plus") == 1
+
+
+def test_what_jax_forgets_is_forgotten() -> None:
+    """`jax.clear_caches` frees memory, programs of planned steps included."""
+    captured = jnp.ones((8, 8))
+    step = coop_jax.remat(lambda x: x @ captured, "1GiB")
+    for _ in range(3):
+        step(jnp.ones((2, 8)))
+        jax.clear_caches()
+    step(jnp.ones((2, 8)))
+    gc.collect()
+    assert len(step._known) == len(step._fitted) == 1
 
 
 def test_inside_a_trace_every_call_is_part_of_it() -> None:

@@ -182,6 +182,44 @@ def masked(weights, x):
     return train_step(loss_of, weights, x)
 
 
+def by_hand(weights, x):
+    """A recurrence and its way back; each row has a constant of the loop in it too."""
+    w = weights["up"][0, :, :WIDTH]
+
+    def forward(h, _):
+        h = jnp.tanh(h @ w)
+        return h, (h, w)
+
+    def backward(g, row):
+        h, w = row
+        g = (g * (1 - h * h)) @ w.T
+        return g, jnp.mean(g)
+
+    h, rows = lax.scan(forward, x, None, length=LAYERS)
+    return lax.scan(backward, jnp.ones_like(h), rows, reverse=True)
+
+
+def read_late(weights, x):
+    """Branches whose results nothing reads before the second scan."""
+    w, v = weights["up"][:2, :, :WIDTH]
+
+    def wide(h):
+        means = jnp.mean(jnp.sin(h @ v), 1)
+        return jnp.broadcast_to(means[:, None], (ROWS, 4 * WIDTH))
+
+    def forward(h, flag):
+        h = jnp.tanh(h @ w)
+        return h, lax.cond(flag, wide, lambda h: jnp.zeros((ROWS, 4 * WIDTH)), h)
+
+    def backward(g, row):
+        g = 0.9 * g + row
+        return g, jnp.sum(g)
+
+    h, rows = lax.scan(forward, x, jnp.arange(LAYERS) % 3 != 1)
+    start = jnp.zeros((ROWS, 4 * WIDTH))
+    return h, lax.scan(backward, start, rows, reverse=True)
+
+
 STEPS = {
     "plain": functools.partial(train_step, scan_loss),
     "reverse": functools.partial(
@@ -196,6 +234,8 @@ STEPS = {
     "mapped": mapped,
     "skipped": skipped,
     "masked": masked,
+    "by_hand": by_hand,
+    "read_late": read_late,
 }
 
 

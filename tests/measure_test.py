@@ -1,10 +1,13 @@
 """Bytes of any step, as XLA measures them."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import coop_jax
+from coop_jax._measure import device_limit
 
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
 SIZE = 256 * 256 * 4
@@ -29,6 +32,24 @@ def test_a_jitted_function_keeps_its_donation() -> None:
 def test_a_planned_step_measures_what_its_plan_says() -> None:
     step = coop_jax.remat(update, "1GiB", donate_argnums=0)
     assert coop_jax.measure(step, X, X) == step.plan(X, X).measured
+
+
+def test_the_limit_is_that_of_a_device_of_this_process() -> None:
+    """Devices of others tell nothing; which comes first of a set is chance."""
+
+    class Device:
+        def __init__(self, limit: int | None) -> None:
+            self.limit = limit
+
+        def memory_stats(self) -> dict[str, int]:
+            if self.limit is None:
+                raise jax.errors.JaxRuntimeError("only for addressable devices")
+            return {"bytes_limit": self.limit}
+
+    other, own = Device(None), Device(1000)
+    sharding = SimpleNamespace(device_set=[other, own], addressable_devices={own})
+    assert device_limit([None, sharding]) == 1000
+    assert device_limit([SimpleNamespace(addressable_devices={other})]) is None
 
 
 def test_prints_every_part_and_the_sum() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 
 import coop_jax
 from coop_jax._fitting.compile import flat_step
@@ -263,6 +265,22 @@ def test_the_digest_follows_what_is_computed() -> None:
 
     assert digest(renamed) == digest(train_step)
     assert digest(faster) != digest(train_step)
+
+
+def test_the_digest_does_not_follow_what_numpy_prints() -> None:
+    def scaled(factor: float) -> Any:
+        return lambda weights, values: (
+            [factor * w for w in weights],
+            lax.scan(lambda c, _: (factor * c, None), values, None, length=3),
+        )
+
+    def digest(factor: float) -> str:
+        return program_digest(flattened(scaled(factor)).program)
+
+    expected = digest(0.9995)
+    with np.printoptions(precision=3, suppress=True, legacy="1.13"):
+        assert digest(0.9995) == expected
+    assert digest(0.99950003) != expected
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import Literal
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._fitting.emit import emit
+from coop_jax._fitting.shelf import Shelf
 from coop_jax._measure import memory_use
 from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._program.hlo import owned_buffers
@@ -120,6 +124,23 @@ def with_shelf(flat: FlatStep) -> Profile:
         problem=without(found.problem, values),
         shelved=tuple(found.variable_of[v] for v in values),
     )
+
+
+def test_values_that_vary_from_device_to_device_lie_apart() -> None:
+    """What is read of the array would vary with the others in it."""
+
+    def local(x, b):
+        program = SimpleNamespace(avals={0: jax.typeof(x), 1: jax.typeof(b)})
+        shelf = Shelf(SimpleNamespace(program=program, shelved=(0, 1)))
+        shelf.put({0: x, 1: b})
+        return shelf.take(0), shelf.take(1)
+
+    mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,))
+    specs = P("data"), P()
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs)
+    x, b = jnp.ones(4), jnp.arange(4.0)
+    for found, expected in zip(jax.jit(mapped)(x, b), (x, b), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_on_gpu_a_profile_has_a_shelf_but_not_where_xla_splits_arrays() -> None:

@@ -12,6 +12,7 @@ from jax.experimental import io_callback
 
 from coop_jax._program import trace as _trace
 from coop_jax._program.flatten import flatten
+from coop_jax._program.repeating import is_recomputable
 from coop_jax._program.trace import Literal, Program
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -152,6 +153,44 @@ def test_equations_that_differ_in_anything_are_not_merged() -> None:
 
     expected = ["reduce_sum", "reduce_sum", "max", "max", "cumsum"]
     assert names(flat(function, X)) == expected
+
+
+def test_constants_that_print_alike_are_not_merged() -> None:
+    def function(x):
+        return x * 0.999, x * 0.9995, x + 1e-9, x + 4e-9, x - 2.5e-4, x - 2.50003e-4
+
+    with np.printoptions(precision=3, suppress=True):
+        assert names(flat(function, X)) == ["mul", "mul", "add", "add", "sub", "sub"]
+
+
+def test_draws_under_two_settings_are_not_merged() -> None:
+    def draws(key):
+        with jax.threefry_partitionable(True):
+            first = jax.random.bits(key, (3, 5))
+        with jax.threefry_partitionable(False):
+            return first, jax.random.bits(key, (3, 5))
+
+    key = jax.random.key(0)
+    expected, found = jax.jit(draws)(key), run(flat(draws, key), key)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (expected[0] != expected[1]).any()
+
+
+def test_a_loop_or_branch_that_draws_runs_once_and_is_not_merged() -> None:
+    def draw(total, _):
+        return total + lax.rng_uniform(0.0, 1.0, (4,)), None
+
+    def function(x):
+        first, _ = lax.scan(draw, jnp.zeros(4), None, length=3)
+        second, _ = lax.scan(draw, jnp.zeros(4), None, length=3)
+        branches = lambda: lax.rng_uniform(0.0, 1.0, (4,)), lambda: jnp.zeros(4)
+        return first - second, lax.cond(x[0] > 0, *branches)
+
+    program = flat(function, jnp.ones(4))
+    loops = [e for e in program.equations if e.primitive.name in ("scan", "cond")]
+    assert len(loops) == 3
+    assert not any(map(is_recomputable, loops))
 
 
 def test_merging_leaves_the_draws_of_a_stateful_generator_alone() -> None:
