@@ -201,7 +201,7 @@ class Rematerialized:
         leaves = jax.tree.leaves((args, kwargs))
         signature = self._signatures.of(args, kwargs, leaves)
         place = None if signature is None else placement(leaves)
-        if known := self._known.get(signature, place):
+        if signature is not None and (known := self._known.get(signature, place)):
             fitted, out_tree = known
             dynamic = list(compress(leaves, signature.dynamic))
             return jax.tree.unflatten(out_tree, _run(fitted, dynamic))

@@ -108,8 +108,7 @@ def without_matplotlib() -> None:
 def on_a_tpu() -> None:
     """As `jax.devices()[0].platform` says it there; no such device is needed."""
     device = SimpleNamespace(platform="tpu")
-    leaf = SimpleNamespace(sharding=SimpleNamespace(device_set={device}))
-    compile._platform([leaf])
+    compile._platform([None, SimpleNamespace(device_set=[device])])
 
 
 def plan_double(budget: Any, **options: Any) -> Callable[[], Any]:

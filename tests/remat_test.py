@@ -612,6 +612,29 @@ def test_nans_are_looked_for_as_under_jit(budget: float) -> None:
         assert_same(step(weights, x), jax.jit(train_step)(*arrays()))
 
 
+def test_keys_are_checked_in_the_step_as_written() -> None:
+    """A barrier counts as a use of the keys that pass it, a second draw as another."""
+
+    def loss_of(weights, x, key):
+        for layer, w in enumerate(weights):
+            mask = jax.random.bernoulli(jax.random.fold_in(key, layer), 0.9, x.shape)
+            x = jnp.where(mask, jnp.tanh(x @ w), 0)
+        return jnp.mean(x**2)
+
+    def reused(w, key):
+        return w + jax.random.normal(key) + jax.random.normal(key)
+
+    weights, x = arrays()
+    key = jax.random.key(7)
+    expected = jax.jit(jax.grad(loss_of))(weights, x, key)
+    with jax.debug_key_reuse(True):
+        step = coop_jax.remat(jax.grad(loss_of), "min")
+        assert step.plan(weights, x, key).is_planned
+        assert_same(step(weights, x, key), expected)
+        with pytest.raises(jax.errors.KeyReuseError):
+            coop_jax.remat(reused, "min")(x, key)
+
+
 def test_a_node_that_takes_only_arrays_is_named_as_the_cause() -> None:
     @jax.tree_util.register_pytree_node_class
     class Strict:

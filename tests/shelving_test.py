@@ -131,7 +131,8 @@ def test_values_that_vary_from_device_to_device_lie_apart() -> None:
 
     def local(x, b):
         program = SimpleNamespace(avals={0: jax.typeof(x), 1: jax.typeof(b)})
-        shelf = Shelf(SimpleNamespace(program=program, shelved=(0, 1)))
+        profiled: Any = SimpleNamespace(program=program, shelved=(0, 1))
+        shelf = Shelf(profiled)
         shelf.put({0: x, 1: b})
         return shelf.take(0), shelf.take(1)
 

@@ -67,11 +67,9 @@ class Remembered[T]:
     def __init__(self) -> None:
         self._things = weakref.WeakKeyDictionary[Signature, dict[Any, T]]()
 
-    def get(self, signature: Signature | None, key: Any) -> T | None:
+    def get(self, signature: Signature, key: Any) -> T | None:
         """What was put there, or None."""
-        if signature is None or (found := self._things.get(signature)) is None:
-            return None
-        return found.get(key)
+        return self._things.get(signature, {}).get(key)
 
     def put(self, signature: Signature, key: Any, thing: T) -> T:
         """Keeps the thing, and returns it."""
