@@ -242,7 +242,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
     ),
     "missing extra": (
         without_matplotlib, ImportError, "matplotlib, which is not installed",
-        r"pip install 'coop_jax\[plot\]'",
+        "pip install matplotlib",
     ),
     "old jax": (
         lambda: check_jax("0.10.0"), ImportError, "this is jax 0.10.0", "pip install",
