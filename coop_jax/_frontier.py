@@ -167,7 +167,7 @@ def frontier(
         )
     request = planned._request
     with shown(request.progress):
-        traced, leaves, asked = trace_step(planned._jitted, args, {})
+        traced, leaves, asked = planned._trace(args, {})
         flat = flat_step(traced, leaves, request.rules, asked)
         bench = LoopWorkbench(flat, request.policy, request.cost_model, request.inplace)
         if budgets is None:

@@ -16,7 +16,6 @@ COST_MODELS = ("roofline", "measured")
 _PLACED = "put the arguments on the device (`jax.device_put`) that is to run the step."
 _LOST = {
     "backend": _PLACED,
-    "compiler_options": "flags in `XLA_FLAGS` reach every program that is compiled.",
     "device": _PLACED,
 }
 _JIT_OPTIONS = tuple(

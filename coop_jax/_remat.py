@@ -22,7 +22,7 @@ from ._native.inplace import InPlace
 from ._options import check_jit_options, check_options
 from ._plan import Plan
 from ._planning.planner import Effort
-from ._program.dynamic import Asked, asked_shardings, dynamic_leaves
+from ._program.dynamic import Asked, asked_of, dynamic_leaves
 from ._program.rules import Never, make_rules
 
 _TRACING = (
@@ -71,8 +71,8 @@ def remat(
 
     Args:
       fun: the training step: a plain function, or one already under `jax.jit`, whose
-        donation, static arguments and shardings are kept. One that `remat` returned
-        is planned anew as it was written. Without it, returns a decorator.
+        donation, static arguments and shardings are kept. One that `remat` returned is
+        planned anew as it was written. Without it, returns a decorator.
       budget: bytes per device for arguments, outputs and temporaries together, as XLA's
         `memory_analysis()` gives them (`argument + output - alias + temp`): an int,
         `"12GiB"` or `"800MB"`, a float in (0, 1] as a share of what the step takes as
@@ -104,9 +104,9 @@ def remat(
         may share it. By default `coop_jax` in JAX's compilation cache directory if that
         is set, else plans live as long as the process.
       progress: whether long planning shows a line on a terminal (stderr).
-      **jit_options: for a plain function, what `jax.jit` takes: `donate_argnums`,
-        `donate_argnames`, `static_argnums`, `static_argnames`, `in_shardings`,
-        `out_shardings`.
+      **jit_options: `compiler_options`, and for a plain function what else `jax.jit`
+        takes: `donate_argnums`, `donate_argnames`, `static_argnums`,
+        `static_argnames`, `in_shardings`, `out_shardings`.
 
     Returns:
       A `Rematerialized` function, called like the step. It plans once per set of
@@ -159,7 +159,11 @@ def _planned(
             f"`coop_jax.remat` takes a function, not {type(fun).__name__}: write "
             "`coop_jax.remat(train_step, budget)`."
         )
-    written: Any = fun._jitted if isinstance(fun, Rematerialized) else fun
+    written, compiler_options = fun, {}
+    if isinstance(fun, Rematerialized):
+        written, compiler_options = fun._jitted, fun._compiler_options
+    # A function under `jax.jit` would not say which it has.
+    compiler_options = jit_options.pop("compiler_options", None) or compiler_options
     if not isinstance(written, jax.stages.Wrapped):
         jitted: Any = jax.jit(written, **jit_options)
     elif jit_options:
@@ -170,7 +174,7 @@ def _planned(
     else:
         jitted = written
     static = {k: v for k, v in jit_options.items() if k.startswith("static_")}
-    return Rematerialized(jitted, request, **static)
+    return Rematerialized(jitted, request, compiler_options, **static)
 
 
 class Rematerialized:
@@ -188,8 +192,15 @@ class Rematerialized:
       True
     """
 
-    def __init__(self, jitted: Any, request: Request, **static: Any):
+    def __init__(
+        self,
+        jitted: Any,
+        request: Request,
+        compiler_options: dict[str, Any],
+        **static: Any,
+    ):
         self._jitted = jitted
+        self._compiler_options = compiler_options
         self._request = request
         self._fitted = Remembered[Fitted]()
         self._signatures = Signatures(**static)
@@ -205,7 +216,7 @@ class Rematerialized:
             fitted, out_tree = known
             dynamic = list(compress(leaves, signature.dynamic))
             return jax.tree.unflatten(out_tree, _run(fitted, dynamic))
-        traced, leaves, asked = trace_step(self._jitted, args, kwargs)
+        traced, leaves, asked = self._trace(args, kwargs)
         fitted = self._fit(traced, leaves, asked)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             flat = _call_traced(fitted, leaves)
@@ -246,7 +257,7 @@ class Rematerialized:
           >>> plan.measured.total <= plan.budget
           True
         """
-        return self._fit(*trace_step(self._jitted, args, kwargs)).plan
+        return self._fit(*self._trace(args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Plans, and lowers the planned step as `jax.jit(step).lower` would.
@@ -265,8 +276,12 @@ class Rematerialized:
         Example:
           >>> compiled = step.lower(state, batch).compile()
         """
-        traced, leaves, asked = trace_step(self._jitted, args, kwargs)
+        traced, leaves, asked = self._trace(args, kwargs)
         return lower(self._fit(traced, leaves, asked), traced)
+
+    def _trace(self, args: tuple, kwargs: dict) -> tuple[Any, list[Any], Asked]:
+        traced, leaves, asked = trace_step(self._jitted, args, kwargs)
+        return traced, leaves, asked._replace(compiler_options=self._compiler_options)
 
     def _fit(self, traced: Any, leaves: list[Any], asked: Asked) -> Fitted:
         places = tuple(_placement(leaf) for leaf in leaves)
@@ -284,7 +299,7 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any], 
     """Traces a jitted step.
 
     Returns:
-      `jax.stages.Traced`, its dynamic leaves, and the shardings that it asks for.
+      `jax.stages.Traced`, its dynamic leaves, and what its `jax.jit` was given.
     """
     if jax.config.jax_disable_jit:
         raise RuntimeError(
@@ -317,7 +332,7 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any], 
             "Pass its value (`ref[...]`), and return the new one; references made "
             "inside the step are fine."
         )
-    return traced, leaves, asked_shardings(jitted, traced, args, kwargs)
+    return traced, leaves, asked_of(jitted, traced, args, kwargs)
 
 
 def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:

@@ -153,9 +153,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
     "budget in place of step": (
         lambda: remat("12GiB"), TypeError, "not str", r"write `coop_jax.remat\(",  # type: ignore
     ),
-    "compiler options": (
-        plan_double(1, compiler_options={}), TypeError, "cannot take `compiler_opt",
-        "`XLA_FLAGS`",
+    "compiler options of jit": (
+        lambda: remat(jax.jit(double, compiler_options={"a": 1}), 1).plan(X), TypeError,
+        "shows to nobody", r"remat\(step, budget, compiler_options=",
     ),
     "a device by option": (
         plan_double(1, device=jax.devices()[0]), TypeError, "cannot take `device`",

@@ -635,6 +635,25 @@ def test_keys_are_checked_in_the_step_as_written() -> None:
             coop_jax.remat(reused, "min")(x, key)
 
 
+@pytest.mark.parametrize("is_jitted", [True, False])
+def test_compiler_options_reach_xla(is_jitted: bool) -> None:
+    def planned(options: dict[str, Any]) -> Any:
+        if is_jitted:
+            jitted = jax.jit(train_step, donate_argnums=0)
+            return coop_jax.remat(jitted, 0.7, compiler_options=options)
+        return coop_jax.remat(
+            train_step, 0.7, donate_argnums=0, compiler_options=options
+        )
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        planned({"xla_no_such_option": True}).plan(*arrays())
+    step = planned({"xla_cpu_enable_fast_min_max": False})
+    assert_same(step(*arrays()), jax.jit(train_step)(*arrays()))
+    lowered = step.lower(*arrays())
+    assert coop_jax.measure(step, *arrays()) == step.plan(*arrays()).measured
+    assert lowered.compile()(*arrays())
+
+
 def test_a_node_that_takes_only_arrays_is_named_as_the_cause() -> None:
     @jax.tree_util.register_pytree_node_class
     class Strict:

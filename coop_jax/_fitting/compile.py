@@ -16,6 +16,7 @@ from .._loops.loop_sites import with_ruled_loops
 from .._native.inplace import is_available
 from .._program.aligning import aligned
 from .._program.cost import nbytes
+from .._program.dynamic import NOTHING_ASKED, Asked
 from .._program.flatten import flatten
 from .._program.hlo import (
     OwnedBuffer,
@@ -45,8 +46,8 @@ class FlatStep:
       program: its equations.
       leaves: the dynamic arguments, as arrays or `ShapeDtypeStruct`s.
       platform: "cpu" or "gpu", where it will run.
-      jit_options: shardings that are not those of its arguments: all of a partitioned
-        step, of another the `out_shardings` that it asks for.
+      jit_options: of `jax.jit`: the step's compiler options, and shardings, all of a
+        partitioned step, of another the `out_shardings` that it asks for.
     """
 
     traced: Any
@@ -99,7 +100,7 @@ class FlatStep:
     @property
     def has_probes(self) -> bool:
         """Whether a program's bytes can be had for less than the program."""
-        return self.platform == "cpu" and "compiler_options" not in self.jit_options
+        return self.platform == "cpu"
 
     def probe(self, function: Callable[..., list[Any]]) -> Any:
         """Compiles `function` for its bytes alone, where that is cheaper.
@@ -156,7 +157,7 @@ def flat_step(
     traced: Any,
     leaves: Sequence[Any],
     rules: Rules = NO_RULES,
-    asked: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
+    asked: Asked = NOTHING_ASKED,
 ) -> FlatStep:
     """Flattens a traced step.
 
@@ -164,7 +165,7 @@ def flat_step(
       traced: `jax.stages.Traced`.
       leaves: its dynamic arguments, flat.
       rules: the user's, on what may be computed again.
-      asked: the shardings that its `jax.jit` asks for, of arguments and of results.
+      asked: what its `jax.jit` was given.
 
     Raises:
       TypeError: the step uses values of an enclosing trace.
@@ -180,14 +181,14 @@ def flat_step(
         )
     rules.check(traced.jaxpr)
     program = pinned(flatten(traced.jaxpr, donated, rules=rules))
-    inputs, outputs = asked
     abstract = tuple(
         _abstract(leaf, sharding)
-        for leaf, sharding in itertools.zip_longest(leaves, inputs)
+        for leaf, sharding in itertools.zip_longest(leaves, asked.inputs)
     )
-    platform = _platform((*(leaf.sharding for leaf in abstract), *outputs))
-    is_placed = any(sharding is not None for sharding in outputs)
-    options = {"out_shardings": list(outputs)} if is_placed else {}
+    platform = _platform((*(leaf.sharding for leaf in abstract), *asked.outputs))
+    options: dict[str, Any] = {}
+    if any(sharding is not None for sharding in asked.outputs):
+        options["out_shardings"] = list(asked.outputs)
     inside = unmapped(program)
     if inside.mapped is not None:
         # A map says how its arrays are split.
@@ -198,6 +199,8 @@ def flat_step(
         program = aligned(program)
     elif platform == "cpu":
         program = unturned(in_line(program))
+    if asked.compiler_options:
+        options["compiler_options"] = dict(asked.compiler_options)
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)
 

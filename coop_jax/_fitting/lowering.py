@@ -29,9 +29,8 @@ def lower(fitted: Fitted, traced: Any) -> jax.stages.Lowered:
         for leaf, sharding in zip(step.leaves, settled, strict=True)
     ]
     args, kwargs = jax.tree.unflatten(traced.in_tree, structs)
-    options: dict[str, Any] = {}
-    if "out_shardings" in step.jit_options:
-        flat = step.jit_options["out_shardings"]
+    options = {k: v for k, v in step.jit_options.items() if k != "in_shardings"}
+    if flat := options.get("out_shardings"):
         options["out_shardings"] = jax.tree.unflatten(traced.out_tree, flat)
     jitted = jax.jit(planned, **_donation(traced), **options)
     with unchecked_keys():

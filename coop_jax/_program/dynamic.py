@@ -1,12 +1,28 @@
 """What a traced call passes on, and what its `jax.jit` asks of it."""
 
 import itertools
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 
-type Asked = tuple[list[Any], list[Any]]
-"""Shardings of flat arguments and results; None where there is none."""
+
+class Asked(NamedTuple):
+    """What `jax.jit` was given besides the function.
+
+    Attributes:
+      inputs: `in_shardings`, flat, None where there is none.
+      outputs: `out_shardings`, likewise.
+      compiler_options: by name.
+    """
+
+    inputs: Sequence[Any] = ()
+    outputs: Sequence[Any] = ()
+    compiler_options: Mapping[str, Any] = MappingProxyType({})
+
+
+NOTHING_ASKED = Asked()
 
 
 def dynamic_leaves(traced: Any, args: tuple, kwargs: dict) -> list[Any]:
@@ -14,16 +30,19 @@ def dynamic_leaves(traced: Any, args: tuple, kwargs: dict) -> list[Any]:
     return jax.tree.leaves(_dynamic(traced, args, kwargs))
 
 
-def asked_shardings(jitted: Any, traced: Any, args: tuple, kwargs: dict) -> Asked:
-    """The `in_shardings` and `out_shardings` of `jax.jit`.
+def asked_of(jitted: Any, traced: Any, args: tuple, kwargs: dict) -> Asked:
+    """What a function's `jax.jit` was given, but for compiler options.
 
-    They are in the equation that calling the function makes in another trace.
+    It is in the equation that calling the function makes in another trace.
 
     Args:
       jitted: the function under `jax.jit`.
       traced: its `jax.stages.Traced` for the call.
       args: positional arguments of the call.
       kwargs: named ones.
+
+    Raises:
+      TypeError: it was given compiler options.
     """
     positions = _dynamic_positions(args, traced.args_info[0])
 
@@ -34,11 +53,20 @@ def asked_shardings(jitted: Any, traced: Any, args: tuple, kwargs: dict) -> Aske
         return jitted(*whole, **(kwargs | named))
 
     dynamic = _dynamic(traced, args, kwargs)
-    *_, equation = jax.make_jaxpr(call)(*dynamic).eqns
-    count = traced.in_tree.num_leaves
-    return (
-        _specified(equation.params["in_shardings"])[-count:] if count else [],
-        _specified(equation.params["out_shardings"]),
+    try:
+        *_, equation = jax.make_jaxpr(call)(*dynamic).eqns
+    except ValueError as error:
+        if "compiler_options" not in str(error):
+            raise
+        raise TypeError(
+            "the step is under a `jax.jit` with compiler options, which JAX shows to "
+            "nobody. Leave them out there, and give them to "
+            "`coop_jax.remat(step, budget, compiler_options=...)`."
+        ) from error
+    params, count = equation.params, traced.in_tree.num_leaves
+    return Asked(
+        _specified(params["in_shardings"])[-count:] if count else [],
+        _specified(params["out_shardings"]),
     )
 
 
