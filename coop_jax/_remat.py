@@ -163,6 +163,7 @@ def _planned(
     if isinstance(fun, Rematerialized):
         written, compiler_options = fun._jitted, fun._compiler_options
     # A function under `jax.jit` would not say which it has.
+    jit_options = dict(jit_options)
     compiler_options = jit_options.pop("compiler_options", None) or compiler_options
     if not isinstance(written, jax.stages.Wrapped):
         jitted: Any = jax.jit(written, **jit_options)
