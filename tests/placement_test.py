@@ -1,4 +1,4 @@
-"""Arrays in other places than before, and shardings that `jax.jit` was given.
+"""Arrays in other places than before, shardings that `jax.jit` was given or types have.
 
 In a process that has two devices.
 """
@@ -110,6 +110,56 @@ WORKER = textwrap.dedent(
         found = step.lower(*args, **named).compile()(*args, **named)
         np.testing.assert_allclose(found[0], step(*args, **named)[0], rtol=1e-6)
 
+    def planned(kind, loss_of, *specs, budgets=(0.8, "min")):
+        # Alone, and inside an outer jit, where a tracer tells no more
+        # than its type.
+        mesh = jax.sharding.Mesh([one, two], ("d",), axis_types=(kind,))
+        def step(w, x):
+            loss, grad = jax.value_and_grad(loss_of)(w, x)
+            return w - 0.1 * grad, loss
+        with jax.set_mesh(mesh):
+            places = [NamedSharding(mesh, P(*spec)) for spec in specs]
+            w = 0.3 * jax.random.normal(jax.random.key(0), (6, 32, 32))
+            args = jax.device_put((w, jnp.ones((256, 32))), tuple(places))
+            expected = jax.jit(step)(*args)
+            known = {} if kind is AxisType.Explicit else {"in_shardings": tuple(places)}
+            for budget in budgets:
+                planned = coop_jax.remat(step, budget, progress=False, **known)
+                plan = planned.plan(*args)
+                assert plan.is_planned
+                size = budget if budget == "min" else plan.budget
+                inside = coop_jax.remat(step, size, progress=False, **known)
+                for found in (planned(*args), jax.jit(lambda *a: inside(*a))(*args)):
+                    for a, b in zip(found, expected, strict=True):
+                        assert jax.typeof(a) == jax.typeof(b)
+                        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+    def layers(w, x):
+        for i in range(6):
+            x = jnp.tanh(x @ w[i]) + x
+        return jnp.mean(x ** 2)
+
+    def scanned(w, x):
+        y, _ = lax.scan(lambda c, w: (jnp.tanh(c @ w) + c, None), x, w)
+        return jnp.mean(y ** 2)
+
+    def gathered(w, x):
+        def body(c, w):
+            return jnp.tanh(c @ jax.sharding.reshard(w, P())) + c, None
+        return jnp.mean(lax.scan(body, x, w)[0] ** 2)
+
+    def explicit_layers():
+        planned(AxisType.Explicit, layers, (), ("d",))
+
+    def explicit_scan():
+        planned(AxisType.Explicit, scanned, (), ("d",))
+
+    def explicit_scan_of_split_weights():
+        planned(AxisType.Explicit, gathered, (None, "d"), ("d",), budgets=["min"])
+
+    def automatic_layers():
+        planned(AxisType.Auto, layers, (), ("d",))
+
     for name in sys.argv[1:]:
         try:
             globals()[name]()
@@ -129,6 +179,10 @@ CASES = (
     "asked_of_jit_with_statics",
     "asked_of_a_map",
     "by_name",
+    "explicit_layers",
+    "explicit_scan",
+    "explicit_scan_of_split_weights",
+    "automatic_layers",
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from .._loops.loop_sites import with_ruled_loops
 from .._native.inplace import is_available
@@ -181,7 +181,7 @@ def flat_step(
         )
     rules.check(traced.jaxpr)
     program = pinned(flatten(traced.jaxpr, donated, rules=rules))
-    abstract = tuple(
+    abstract = _on_devices(
         _abstract(leaf, sharding)
         for leaf, sharding in itertools.zip_longest(leaves, asked.inputs)
     )
@@ -215,14 +215,34 @@ def _abstract(leaf: Any, asked: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.update(sharding=shortened(asked or leaf.sharding))
     aval = jax.typeof(leaf)
-    is_array = not isinstance(leaf, Tracer)
-    committed = is_array and getattr(leaf, "committed", False)
+    if isinstance(leaf, Tracer):
+        # Over explicit axes of a mesh its type says how it is split.
+        sharding = aval.sharding if any(aval.sharding.spec) else None
+    else:
+        sharding = leaf.sharding if getattr(leaf, "committed", False) else None
     return jax.ShapeDtypeStruct(
         aval.shape,
         aval.dtype,
-        sharding=shortened(asked or (leaf.sharding if committed else None)),
+        sharding=shortened(asked or sharding),
         weak_type=getattr(aval, "weak_type", False),
     )
+
+
+def _on_devices(leaves: Iterable[Any]) -> tuple[Any, ...]:
+    """The leaves with shardings over devices, where types name a mesh alone."""
+    leaves = tuple(leaves)
+    if not any(_is_abstract(leaf.sharding) for leaf in leaves):
+        return leaves
+    # JAX knows which mesh is set, and does not tell inside of a trace.
+    (placed, _) = jax.jit(lambda *same: same).lower(*leaves).compile().input_shardings
+    return tuple(
+        leaf.update(sharding=shortened(known)) if _is_abstract(leaf.sharding) else leaf
+        for leaf, known in zip(leaves, placed, strict=True)
+    )
+
+
+def _is_abstract(sharding: Any) -> bool:
+    return isinstance(getattr(sharding, "mesh", None), AbstractMesh)
 
 
 def shortened(sharding: Any) -> Any:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._loops.loops import varying, varying_like
+from .._loops.loops import placed_like, varying
 from .._program.profile import Profile
 from .._program.trace import Variable
 
@@ -34,7 +34,7 @@ class Shelf:
             lengths[_kind(aval)] = self._starts[v] + aval.size
         self._arrays = {
             _kind(aval): lax.optimization_barrier(
-                varying_like(aval, jnp.zeros(lengths[_kind(aval)], aval.dtype))
+                placed_like(aval, jnp.zeros(lengths[_kind(aval)], aval.dtype))
             )
             for aval in self._avals.values()
         }

@@ -22,7 +22,7 @@ from .._program.cost import program_flops
 from .._program.flatten import flatten
 from .._program.repeating import is_recomputable
 from .._program.trace import Atom, Equation, Literal, Program, Variable, drop_dead, read
-from .loops import varying_like
+from .loops import placed_like
 
 _FEW = 0.1
 """Share of the arithmetic of the dearest branch that all others may do."""
@@ -67,7 +67,7 @@ class Apart:
                     operands = [read(inside, a) for a in equation.inputs]
                     outputs = equation.bind(*operands)
                 inside.update(zip(equation.outputs, outputs, strict=True))
-            return [varying_like(avals[v], inside[v]) for v in wanted]
+            return [placed_like(avals[v], inside[v]) for v in wanted]
 
         def not_taken(branch: Program, values: Mapping[Variable, Any]) -> list[Any]:
             places = [self.exits[v] for v in wanted if v in self.exits]
@@ -82,7 +82,7 @@ class Apart:
                 for v in wanted
             ]
             return [
-                varying_like(avals[v], x) for v, x in zip(wanted, found, strict=True)
+                placed_like(avals[v], x) for v, x in zip(wanted, found, strict=True)
             ]
 
         made = {v for equation in equations for v in equation.outputs}

@@ -13,6 +13,7 @@ import jax
 import jax.extend.core as jexc
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from .._program.trace import Equation
 from .bodies import split
@@ -35,7 +36,7 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
     body = jexc.jaxpr_as_fun(jaxpr)
     carried = [_is_numeric(aval) for aval in _stacked(params)]
     first_stacks = [
-        varying_like(
+        placed_like(
             aval, jnp.broadcast_to(zero.astype(aval.dtype), (length, *aval.shape))
         )
         for aval in _stacked(params)
@@ -74,10 +75,18 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
     ]
 
 
-def varying_like(aval: Any, array: jax.Array) -> jax.Array:
-    """The array, varying over those axes of `jax.shard_map` that `aval` varies over."""
+def placed_like(aval: Any, array: jax.Array) -> jax.Array:
+    """The array, in the types of JAX where values of type `aval` are.
+
+    It varies over the axes of `jax.shard_map` that they vary over, and is split, over
+    explicit axes of a mesh, as they are, in its last dimensions.
+    """
     missing = varying(aval) - varying(jax.typeof(array))
-    return lax.pcast(array, tuple(missing), to="varying") if missing else array
+    array = lax.pcast(array, tuple(missing), to="varying") if missing else array
+    if not any(aval.sharding.spec):
+        return array
+    whole = (None,) * (array.ndim - aval.ndim)
+    return jax.sharding.reshard(array, PartitionSpec(*whole, *aval.sharding.spec))
 
 
 def varying(aval: Any) -> frozenset[str]:

@@ -27,7 +27,7 @@ from .._program.pins import pinned
 from .._program.trace import Atom, Equation, Literal, Program, Variable, read
 from .._program.unmap import retraced
 from .branches import branch_steps
-from .loops import varying_like
+from .loops import placed_like
 from .scan_pairs import ScanPair, ScanParts
 from .scan_plan import Keeping
 from .scan_problem import BodyProblem
@@ -323,7 +323,7 @@ class _Emission:
     def _backward_in_chunks(self, init: list[Any]) -> list[Any]:
         avals = [self._aval(a) for a in self.rows_back]
         filled = [
-            varying_like(a, jnp.zeros((self.length, *a.shape), a.dtype)) for a in avals
+            placed_like(a, jnp.zeros((self.length, *a.shape), a.dtype)) for a in avals
         ]
         chunks = jnp.arange(self.length // self.chunk)
 

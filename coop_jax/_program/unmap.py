@@ -214,8 +214,14 @@ def retraced(program: Program, run: Callable[..., list[Any]]) -> Program:
         traced = program.mapped.trace(run, avals)
         found = unmapped(flatten(traced, program.donated, False, program.rules), False)
         return replace(found, mapped=program.mapped)
+    # The sharding is part of the type where axes of the mesh are explicit.
     structs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        jax.ShapeDtypeStruct(
+            a.shape,
+            a.dtype,
+            sharding=a.sharding if any(a.sharding.spec) else None,
+            weak_type=getattr(a, "weak_type", False),
+        )
         for a in avals
     ]
     traced = jax.make_jaxpr(run)(*structs)
