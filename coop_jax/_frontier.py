@@ -229,6 +229,6 @@ def _compared(
     donated = written.donated_arguments
     is_jitted = isinstance(step, jax.stages.Wrapped)
     jitted: Any = step if is_jitted else jax.jit(step, donate_argnums=donated)
-    other = flat_step(*trace_step(jitted, args, {})[:2])
+    other = flat_step(*trace_step(jitted, args, {}, {})[:2])
     flops = program_flops(other.program) / max(program_flops(written.program), 1.0)
     return Compared(name, measure(jitted, *args), flops)

@@ -3,7 +3,7 @@
 import functools
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
 from typing import Any, overload
 
@@ -22,7 +22,7 @@ from ._native.inplace import InPlace
 from ._options import check_jit_options, check_options
 from ._plan import Plan
 from ._planning.planner import Effort
-from ._program.dynamic import Asked, asked_of, dynamic_leaves
+from ._program.dynamic import Asked, asked_of, dynamic, dynamic_positions
 from ._program.rules import Never, make_rules
 
 _TRACING = (
@@ -202,6 +202,7 @@ class Rematerialized:
     ):
         self._jitted = jitted
         self._compiler_options = compiler_options
+        self._static = static
         self._request = request
         self._fitted = Remembered[Fitted]()
         self._signatures = Signatures(**static)
@@ -281,7 +282,7 @@ class Rematerialized:
         return lower(self._fit(traced, leaves, asked), traced)
 
     def _trace(self, args: tuple, kwargs: dict) -> tuple[Any, list[Any], Asked]:
-        traced, leaves, asked = trace_step(self._jitted, args, kwargs)
+        traced, leaves, asked = trace_step(self._jitted, args, kwargs, self._static)
         return traced, leaves, asked._replace(compiler_options=self._compiler_options)
 
     def _fit(self, traced: Any, leaves: list[Any], asked: Asked) -> Fitted:
@@ -296,8 +297,16 @@ class Rematerialized:
         return self._fitted.put(of_any_step(), key, fitted)
 
 
-def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any], Asked]:
+def trace_step(
+    jitted: Any, args: tuple, kwargs: dict, static: Mapping[str, Any]
+) -> tuple[Any, list[Any], Asked]:
     """Traces a jitted step.
+
+    Args:
+      jitted: the step.
+      args: positional arguments, some of them perhaps static.
+      kwargs: named ones.
+      static: `static_argnums` and `static_argnames`, as far as they are known.
 
     Returns:
       `jax.stages.Traced`, its dynamic leaves, and what its `jax.jit` was given.
@@ -326,14 +335,15 @@ def trace_step(jitted: Any, args: tuple, kwargs: dict) -> tuple[Any, list[Any], 
             "take it either. Pass its arrays, and make the node inside the step; or "
             "let its class accept any leaf, as JAX asks of pytrees."
         ) from error
-    leaves = dynamic_leaves(traced, args, kwargs)
+    positions = dynamic_positions(jitted, traced, args, static)
+    leaves = jax.tree.leaves(dynamic(traced, args, kwargs, positions))
     if any(isinstance(leaf, jax.Ref) for leaf in leaves):
         raise TypeError(
             "an argument is a `jax.Ref`, and `coop_jax` only rewrites steps of values. "
             "Pass its value (`ref[...]`), and return the new one; references made "
             "inside the step are fine."
         )
-    return traced, leaves, asked_of(jitted, traced, args, kwargs)
+    return traced, leaves, asked_of(jitted, traced, args, kwargs, positions)
 
 
 def _run(fitted: Fitted, leaves: list[Any]) -> list[Any]:

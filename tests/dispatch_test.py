@@ -18,9 +18,9 @@ def fixture_traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     calls: list[tuple] = []
     trace = _remat.trace_step
 
-    def recorded(jitted: Any, args: tuple, kwargs: dict) -> Any:
+    def recorded(jitted: Any, args: tuple, *rest: Any) -> Any:
         calls.append(args)
-        return trace(jitted, args, kwargs)
+        return trace(jitted, args, *rest)
 
     monkeypatch.setattr(_remat, "trace_step", recorded)
     return calls
@@ -80,6 +80,24 @@ def test_static_arguments_count_by_their_value(traced: list[tuple]) -> None:
     positional = coop_jax.remat(jax.jit(scaled, static_argnums=1), "1GiB")
     for by in (2, 3, 2):
         np.testing.assert_array_equal(positional(TREE, by)["a"], by * TREE["a"])
+
+
+@pytest.mark.parametrize(
+    "static",
+    [
+        {"static_argnums": 1},
+        {"static_argnums": (-2,)},
+        {"static_argnames": "by"},
+        {"static_argnames": ("by",), "donate_argnums": 0},
+    ],
+)
+def test_numbers_beside_static_numbers_are_told_apart(static: dict) -> None:
+    def powered(x, by, plus):
+        return x**by + plus
+
+    step = coop_jax.remat(powered, "1GiB", **static)
+    for by, plus in ((2, 3), (3, 2), (2, 2), (2, jnp.int32(5))):
+        assert step(jnp.float32(3), by, plus) == 3**by + plus
 
 
 def test_a_static_argument_may_be_any_object(traced: list[tuple]) -> None:

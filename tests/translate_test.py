@@ -145,6 +145,7 @@ def test_bits_of_the_old_threefry_layout_are_left_to_xla() -> None:
         lambda x: jax.nn.elu(x) + jax.nn.relu6(x) - jnp.sign(x) * jnp.floor(x),
         lambda x: (x.astype(jnp.int32) << 2 ^ 5).astype(jnp.float32) / 3,
         lambda x: x + jnp.arange(D, dtype=x.dtype) * jnp.arange(T)[:, None],
+        lambda x: jnp.where(jnp.maximum(x > 1, x < -1) ^ (x > 2), x, 0),
         lambda x: jnp.abs(x) ** 1.7 + jax.lax.rsqrt(x * x + 1) * jax.lax.erf(x),
     ],
 )
@@ -158,6 +159,24 @@ def test_other_floating_types(dtype) -> None:
         x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 33)), dtype)
         rough = 1e-12 if dtype == jnp.float64 else 0.02
         agree(lambda x: jax.nn.softmax(x * 2) + jax.nn.gelu(x), (x,), rough, rough)
+
+
+def test_small_halves_are_not_taken_for_zero() -> None:
+    """XLA's threads take subnormal floats for 0; subnormal halves are none."""
+    numbers = np.arange(1, 1025, dtype=np.uint16)  # up to the least normal half
+    x = jnp.asarray(numbers.view(np.float16)).reshape(16, 64)
+    x = jnp.concatenate([x, -x, x * 40000])
+
+    def chain(x):
+        wide = x.astype(jnp.float32)
+        return (wide - 1e-3 * wide.mean(-1, keepdims=True)).astype(jnp.float16)
+
+    call = as_call(chain, (x,))
+    assert call is not None
+    found = np.asarray(jax.jit(call)(x), np.float64)
+    expected = np.asarray(jax.jit(chain)(x), np.float64)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-24)
+    assert (found[:32] != 0).all()
 
 
 def test_a_batch_norm_computes_its_statistics_over_other_axes() -> None:
@@ -179,6 +198,7 @@ def test_a_batch_norm_computes_its_statistics_over_other_axes() -> None:
         lambda x: jnp.sin(x),
         lambda x: jax.nn.softmax(x) + jax.nn.softmax(x, 1),
         lambda x: x.astype(jnp.int8) + 1,
+        lambda x: jnp.where((x > 0) < (x > 1), x, 0),
     ],
 )
 def test_what_programs_cannot_express_is_left_to_xla(chain) -> None:

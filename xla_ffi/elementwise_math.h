@@ -318,9 +318,12 @@ COOP_INLINE uint16_t ToBF16(float x) {
 
 COOP_INLINE float FromF16(uint16_t bits) {
   uint32_t sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
-  float scaled = BitCast<float>(rest) * 0x1p112f;
-  uint32_t special = rest | 0x7f800000;
-  uint32_t magnitude = (bits & 0x7c00u) == 0x7c00u ? special : BitCast<uint32_t>(scaled);
+  // Subnormal halves are multiples of 2^-24. No float may be subnormal on the way: XLA
+  // runs calls on threads that take those for 0.
+  float subnormal = static_cast<float>(static_cast<int32_t>(bits & 0x3ffu)) * 0x1p-24f;
+  uint32_t normal = rest + (112u << 23), special = rest | 0x7f800000;
+  uint32_t magnitude = (bits & 0x7c00u) == 0x7c00u ? special : normal;
+  magnitude = (bits & 0x7c00u) == 0 ? BitCast<uint32_t>(subnormal) : magnitude;
   return BitCast<float>(magnitude | sign);
 }
 COOP_INLINE uint16_t ToF16(float x) {

@@ -37,6 +37,11 @@ FLOATING_ONLY = {
     "floor", "ceil", "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf",
     "erfc", "sqrt", "rsqrt", "is_finite", "div",
 }  # fmt: skip
+OF_PREDICATES = {
+    "load", "literal", "convert", "bitcast", "select", "eq", "ne", "not", "and", "or",
+    "xor", "max", "min",
+}  # fmt: skip
+"""What there is for operands that are true or false (`IsDefined` in `program.cc`)."""
 
 
 class Unsupported(Exception):

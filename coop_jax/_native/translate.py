@@ -27,7 +27,9 @@ from .program_words import (
     FLOATING_ONLY,
     MOST_INSTRUCTIONS,
     MOST_OPERANDS,
+    OF_PREDICATES,
     OPCODES,
+    PRED,
     InplaceProgram,
     Map,
     Split,
@@ -163,6 +165,8 @@ class Translation:
 
     def emit(self, opcode: str, kind: int, a: Any = 0, b: Any = 0, c: Any = 0) -> int:
         if kind not in (F32, F64) and opcode in FLOATING_ONLY:
+            raise Unsupported
+        if kind == PRED and opcode not in OF_PREDICATES:
             raise Unsupported
         self.instructions.append((OPCODES[opcode], kind, a, b, c))
         if len(self.instructions) > MOST_INSTRUCTIONS:

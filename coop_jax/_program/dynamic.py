@@ -1,5 +1,6 @@
 """What a traced call passes on, and what its `jax.jit` asks of it."""
 
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -25,12 +26,65 @@ class Asked(NamedTuple):
 NOTHING_ASKED = Asked()
 
 
-def dynamic_leaves(traced: Any, args: tuple, kwargs: dict) -> list[Any]:
-    """Flat arguments without the static ones, which `traced` leaves out."""
-    return jax.tree.leaves(_dynamic(traced, args, kwargs))
+def dynamic_positions(
+    jitted: Any, traced: Any, args: tuple, static: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Which positional arguments are not static; `traced` leaves out those that are.
+
+    Args:
+      jitted: the function under `jax.jit`.
+      traced: its `jax.stages.Traced` for the call.
+      args: positional arguments of the call.
+      static: its `static_argnums` and `static_argnames`, as far as they are known.
+
+    Raises:
+      TypeError: they are not, and several could be.
+    """
+    infos = traced.args_info[0]
+    if len(args) == len(infos):
+        return tuple(range(len(args)))
+    chosen = set(range(len(args))) - _static_positions(jitted, static, len(args))
+    if len(chosen) == len(infos):
+        return tuple(sorted(chosen))
+    matches = [
+        chosen
+        for chosen in itertools.combinations(range(len(args)), len(infos))
+        if all(_matches(args[k], x) for k, x in zip(chosen, infos, strict=True))
+    ]
+    if len(matches) != 1:
+        raise TypeError(
+            f"{len(args)} positional arguments, of which {len(args) - len(infos)} are "
+            f"static, can be matched in {len(matches)} ways to what `jax.jit` traced. "
+            "Make the static ones `static_argnames` and pass them by keyword, or give "
+            "`static_argnums` to `coop_jax.remat` instead of to `jax.jit`."
+        )
+    return matches[0]
 
 
-def asked_of(jitted: Any, traced: Any, args: tuple, kwargs: dict) -> Asked:
+def _static_positions(jitted: Any, static: Mapping[str, Any], count: int) -> set[int]:
+    """Of so many positional arguments, those that are static by number or name."""
+
+    def several(given: Any) -> tuple:
+        return (given,) if isinstance(given, int | str) else tuple(given or ())
+
+    parameters = list(inspect.signature(jitted).parameters)
+    names = several(static.get("static_argnames"))
+    numbers = {k % len(parameters) for k in several(static.get("static_argnums"))}
+    numbers |= {parameters.index(name) for name in names if name in parameters}
+    return {k for k in numbers if k < count}
+
+
+def dynamic(
+    traced: Any, args: tuple, kwargs: dict, positions: Sequence[int]
+) -> tuple[tuple, dict]:
+    """The call without what is static."""
+    named = {name: kwargs[name] for name in traced.args_info[1]}
+    return tuple(args[k] for k in positions), named
+
+
+def asked_of(
+    jitted: Any, traced: Any, args: tuple, kwargs: dict, positions: Sequence[int]
+) -> Asked:
     """What a function's `jax.jit` was given, but for compiler options.
 
     It is in the equation that calling the function makes in another trace.
@@ -40,21 +94,21 @@ def asked_of(jitted: Any, traced: Any, args: tuple, kwargs: dict) -> Asked:
       traced: its `jax.stages.Traced` for the call.
       args: positional arguments of the call.
       kwargs: named ones.
+      positions: of the positional arguments that are not static.
 
     Raises:
       TypeError: it was given compiler options.
     """
-    positions = _dynamic_positions(args, traced.args_info[0])
 
-    def call(dynamic: tuple, named: dict) -> Any:
+    def call(some: tuple, named: dict) -> Any:
         whole = list(args)
-        for k, arg in zip(positions, dynamic, strict=True):
+        for k, arg in zip(positions, some, strict=True):
             whole[k] = arg
         return jitted(*whole, **(kwargs | named))
 
-    dynamic = _dynamic(traced, args, kwargs)
+    dynamic_args = dynamic(traced, args, kwargs, positions)
     try:
-        *_, equation = jax.make_jaxpr(call)(*dynamic).eqns
+        *_, equation = jax.make_jaxpr(call)(*dynamic_args).eqns
     except ValueError as error:
         if "compiler_options" not in str(error):
             raise
@@ -72,31 +126,6 @@ def asked_of(jitted: Any, traced: Any, args: tuple, kwargs: dict) -> Asked:
 
 def _specified(shardings: Any) -> list[Any]:
     return [s if isinstance(s, jax.sharding.Sharding) else None for s in shardings]
-
-
-def _dynamic(traced: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The call without what is static."""
-    positional, named = traced.args_info
-    chosen = tuple(args[k] for k in _dynamic_positions(args, positional))
-    return chosen, {name: kwargs[name] for name in named}
-
-
-def _dynamic_positions(args: tuple, infos: tuple) -> tuple[int, ...]:
-    """Those of the arguments whose structure and types are `infos`, in order."""
-    if len(args) == len(infos):
-        return tuple(range(len(args)))
-    matches = [
-        chosen
-        for chosen in itertools.combinations(range(len(args)), len(infos))
-        if all(_matches(args[k], x) for k, x in zip(chosen, infos, strict=True))
-    ]
-    if len(matches) != 1:
-        raise TypeError(
-            f"{len(args)} positional arguments, of which {len(args) - len(infos)} are "
-            f"static, can be matched in {len(matches)} ways to what `jax.jit` traced. "
-            "Make the static ones `static_argnames` and pass them by keyword."
-        )
-    return matches[0]
 
 
 def _matches(argument: Any, info: Any) -> bool:
