@@ -249,9 +249,11 @@ class Plan:
         return table_text(self.actions, least)
 
     def __str__(self) -> str:
-        lines = [
-            "coop_jax plan" if self.is_planned else "coop_jax plan: fits as written"
-        ]
+        budget, lines = self.budget, ["coop_jax plan"]
+        if budget is not None and self.measured.total > budget:
+            lines = ["coop_jax plan: over its budget, the smallest that was found"]
+        elif not self.is_planned:
+            lines = ["coop_jax plan: fits as written"]
         lines += [f"  {label:<10} {text}" for label, text in self._rows()]
         return "\n".join((lines + self._largest_kept())[:_MOST_LINES])
 

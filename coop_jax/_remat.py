@@ -316,6 +316,12 @@ def trace_step(
             "`coop_jax.remat` rewrites what XLA compiles, and `jax_disable_jit` is "
             "on. Call the step itself to debug it."
         )
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        raise TypeError(
+            "the planned step is called inside of `jax.shard_map`, where it is not "
+            "known which devices it runs on. Put the map into the step, and call the "
+            "planned step outside: `coop_jax.remat(jax.shard_map(step, ...), budget)`."
+        )
     try:
         traced = jitted.trace(*args, **kwargs)
     except Exception as error:

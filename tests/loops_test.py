@@ -399,6 +399,17 @@ def test_the_plan_says_what_becomes_of_the_loop():
     assert plan.is_planned
 
 
+def test_the_plan_of_a_refusal_is_of_the_step_as_written():
+    step = coop_jax.remat(STEPS["plain"], budget=0.01, donate_argnums=0)
+    with pytest.raises(coop_jax.BudgetError) as raised:
+        step.plan(*arguments())
+    plan = raised.value.plan
+    assert plan is not None and plan.loops
+    assert plan.unplanned == planned("plain", 0.5)[1].unplanned
+    assert plan.measured.total == raised.value.floor
+    assert str(plan).startswith("coop_jax plan: over its budget")
+
+
 def test_a_saved_plan_rewrites_the_loops_again(tmp_path):
     _, plan = planned("plain", 0.5)
     plan.save(tmp_path / "plan.json")

@@ -111,6 +111,13 @@ def on_a_tpu() -> None:
     compile._platform([None, SimpleNamespace(device_set=[device])])
 
 
+def inside_a_map() -> None:
+    mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    planned = remat(double, "1GiB")
+    jax.shard_map(planned, mesh=mesh, in_specs=spec, out_specs=spec)(X)
+
+
 def plan_double(budget: Any, **options: Any) -> Callable[[], Any]:
     return lambda: remat(double, budget, **options).plan(X)
 
@@ -130,6 +137,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
     "a list": (plan_double([1]), TypeError, "a list is neither", "an int in bytes"),
     "no limit here": (plan_double(None), ValueError, "reports none", '"12GiB"'),
     "another kind of device": (on_a_tpu, ValueError, "'tpu'", "`jax.checkpoint`"),
+    "inside a map": (
+        inside_a_map, TypeError, "inside of `jax.shard_map`", "Put the map into the",
+    ),
     "out of reach": (
         lambda: remat(train_step, "290kB", time_limit=0.3).plan(*make_args(64)),
         coop_jax.BudgetError, "the smallest program it found", "Raise `budget` to",

@@ -369,4 +369,7 @@ class LoopWorkbench:
         return find_sites(program, self.step.platform, once)
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
-        return self.programs.bench_of(self.floor(effort)).infeasible(budget, effort)
+        floor = self.floor(effort)
+        error = self.programs.bench_of(floor).infeasible(budget, effort)
+        error.plan = self.describe(floor, budget)
+        return error
