@@ -2,10 +2,12 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from ._budget import Budget
 from ._plan import Plan
@@ -77,3 +79,41 @@ def check_jit_options(options: dict[str, Any], function: Callable) -> None:
                 f"Did you mean `{near[0]}`?" if near else "See `help(coop_jax.remat)`."
             )
             raise TypeError(f"`coop_jax.remat` has no option `{name}`. {meant}")
+
+
+def check_leaves(leaves: Sequence[Any]) -> None:
+    """Refuses arguments that a planned program cannot have.
+
+    Raises:
+      TypeError: what one is, and what to do instead.
+    """
+    for leaf in leaves:
+        if isinstance(leaf, jax.Ref):
+            raise TypeError(
+                "an argument is a `jax.Ref`, and `coop_jax` only rewrites steps of "
+                "values. Pass its value (`ref[...]`), and return the new one; "
+                "references made inside the step are fine."
+            )
+        aval = jax.typeof(leaf)
+        if not all(isinstance(size, int) for size in aval.shape):
+            raise TypeError(
+                f"an argument has the symbolic shape {aval.shape}, and bytes are those "
+                "of numbers. Plan for concrete shapes; a step is planned for each anew."
+            )
+        if _is_turned(leaf):
+            raise TypeError(
+                f"an argument, {aval.str_short()}, has a layout of its own, "
+                f"{leaf.format.layout}, and those of a planned step have JAX's. Pass "
+                "it without."
+            )
+
+
+def _is_turned(leaf: Any) -> bool:
+    """Whether an array's dimensions do not lie in their order."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return False
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return False
+    layout = getattr(getattr(leaf, "format", None), "layout", None)
+    order = getattr(layout, "major_to_minor", None)
+    return order is not None and tuple(order) != tuple(range(leaf.ndim))

@@ -19,7 +19,7 @@ from ._fitting.lowering import lower
 from ._fitting.saved import Fitted
 from ._measure import device_limit
 from ._native.inplace import InPlace
-from ._options import check_jit_options, check_options
+from ._options import check_jit_options, check_leaves, check_options
 from ._plan import Plan
 from ._planning.planner import Effort
 from ._program.dynamic import Asked, asked_of, dynamic, dynamic_positions
@@ -343,12 +343,7 @@ def trace_step(
         ) from error
     positions = dynamic_positions(jitted, traced, args, static)
     leaves = jax.tree.leaves(dynamic(traced, args, kwargs, positions))
-    if any(isinstance(leaf, jax.Ref) for leaf in leaves):
-        raise TypeError(
-            "an argument is a `jax.Ref`, and `coop_jax` only rewrites steps of values. "
-            "Pass its value (`ref[...]`), and return the new one; references made "
-            "inside the step are fine."
-        )
+    check_leaves(leaves)
     return traced, leaves, asked_of(jitted, traced, args, kwargs, positions)
 
 

@@ -100,6 +100,20 @@ def test_numbers_beside_static_numbers_are_told_apart(static: dict) -> None:
         assert step(jnp.float32(3), by, plus) == 3**by + plus
 
 
+def test_static_arguments_may_be_anywhere_among_many() -> None:
+    """As JAX counts them: among the arguments of the call."""
+    last = coop_jax.remat(lambda *a: a[0] - a[1] * a[2], "1GiB", static_argnums=-1)
+    first = coop_jax.remat(lambda *a: a[1] - a[2] * a[0], "1GiB", static_argnums=0)
+    for _ in range(2):
+        assert last(jnp.float32(7), jnp.float32(2), 3) == 1
+        assert first(3, jnp.float32(7), jnp.float32(2)) == 1
+    among = coop_jax.remat(
+        lambda x, *a: x * a[0] - a[1] + a[2], "1GiB", static_argnums=2
+    )
+    for y in (5, 6):
+        assert among(jnp.float32(3), 4, y, 7) == 12 - y + 7
+
+
 def test_a_static_argument_may_be_any_object(traced: list[tuple]) -> None:
     def signed(x, how):
         return -x if how == ("minus", 1) else x

@@ -399,6 +399,23 @@ def test_the_plan_says_what_becomes_of_the_loop():
     assert plan.is_planned
 
 
+def test_a_plan_that_fits_is_not_said_to_be_out_of_reach():
+    """A carry's bytes are its result's too, which the model counts twice."""
+    weights, x = arguments()
+
+    def step(weights, x):
+        def loss_of(w):
+            return jnp.mean(lax.scan(lambda c, w: (jnp.tanh(c @ w) + c, None), x, w)[0])
+
+        return weights - 0.1 * jax.grad(loss_of)(weights)
+
+    square = weights["up"][:, :, :WIDTH]
+    x = jnp.concatenate([x] * 16)
+    plan = coop_jax.remat(step, "min", donate_argnums=0).plan(square, x)
+    said = plan.explain(plan.measured.total + 1)
+    assert "within" in said and "no plan meets" not in said
+
+
 def test_the_plan_of_a_refusal_is_of_the_step_as_written():
     step = coop_jax.remat(STEPS["plain"], budget=0.01, donate_argnums=0)
     with pytest.raises(coop_jax.BudgetError) as raised:

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 from jax.experimental import io_callback
+from jax.experimental.layout import Format, Layout
 
 import coop_jax
 from coop_jax import remat
@@ -111,6 +113,16 @@ def on_a_tpu() -> None:
     compile._platform([None, SimpleNamespace(device_set=[device])])
 
 
+def turned() -> Any:
+    (device,) = X.devices()
+    place = jax.sharding.SingleDeviceSharding(device)
+    return jax.device_put(X, Format(Layout((1, 0)), place))
+
+
+def symbolic() -> Any:
+    return jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), jnp.float32)
+
+
 def inside_a_map() -> None:
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
@@ -166,6 +178,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str]] = {
     "compiler options of jit": (
         lambda: remat(jax.jit(double, compiler_options={"a": 1}), 1).plan(X), TypeError,
         "shows to nobody", r"remat\(step, budget, compiler_options=",
+    ),
+    "a layout": (
+        lambda: remat(double, 1).plan(turned()), TypeError, "layout of its own",
+        "Pass it without",
+    ),
+    "a layout of jit": (
+        lambda: remat(double, 1, out_shardings=turned().format).plan(X), TypeError,
+        "asks for layouts", "Give it shardings, without",
+    ),
+    "a symbolic shape": (
+        lambda: remat(double, 1).plan(symbolic()), TypeError, "symbolic shape",
+        "Plan for concrete shapes",
     ),
     "a device by option": (
         plan_double(1, device=jax.devices()[0]), TypeError, "cannot take `device`",

@@ -157,6 +157,24 @@ WORKER = textwrap.dedent(
     def explicit_scan_of_split_weights():
         planned(AxisType.Explicit, gathered, (None, "d"), ("d",), budgets=["min"])
 
+    def streamed_weights():
+        # From the host's memory, a layer at a time.
+        host = SingleDeviceSharding(one, memory_kind="pinned_host")
+        w = 0.3 * jax.random.normal(jax.random.key(0), (6, 32, 32))
+        args = jax.device_put(w, host), jax.device_put(jnp.ones((256, 32)), one)
+        def step(w, x):
+            def loss_of(w):
+                def body(c, w):
+                    here = jax.device_put(w, jax.memory.Space.Device)
+                    return jnp.tanh(c @ here) + c, None
+                return jnp.mean(lax.scan(body, x, w)[0] ** 2)
+            return jax.value_and_grad(loss_of)(w)
+        planned = coop_jax.remat(step, "min", progress=False)
+        assert planned.plan(*args).is_planned
+        for a, b in zip(planned(*args), jax.jit(step)(*args), strict=True):
+            assert a.sharding.memory_kind == b.sharding.memory_kind
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
     def automatic_layers():
         planned(AxisType.Auto, layers, (), ("d",))
 
@@ -183,6 +201,7 @@ CASES = (
     "explicit_scan",
     "explicit_scan_of_split_weights",
     "automatic_layers",
+    "streamed_weights",
 )
 
 

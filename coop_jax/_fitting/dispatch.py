@@ -40,7 +40,9 @@ class Signatures:
     """
 
     def __init__(self, **static: Any) -> None:
-        self._traced = jax.jit(_signed, **static)
+        # A function of its own: JAX takes calls of one for the same that have equal
+        # dynamic and equal static arguments, wherever these are.
+        self._traced = jax.jit(lambda *args, **kwargs: _signed(args, kwargs), **static)
 
     def of(self, args: tuple, kwargs: dict, leaves: Sequence[Any]) -> Signature | None:
         """The signature of a call; None inside a trace, or where JAX has none.
@@ -95,6 +97,6 @@ def of_any_step() -> Signature:
     return Signature(())
 
 
-def _signed(*args: Any, **kwargs: Any) -> Signature:
+def _signed(args: tuple, kwargs: dict) -> Signature:
     leaves = jax.tree.leaves((args, kwargs))
     return Signature(tuple(isinstance(leaf, Tracer) for leaf in leaves))

@@ -78,15 +78,19 @@ def scan_from(equation: Equation, operands: Sequence[Any], zero: Any) -> list[An
 def placed_like(aval: Any, array: jax.Array) -> jax.Array:
     """The array, in the types of JAX where values of type `aval` are.
 
-    It varies over the axes of `jax.shard_map` that they vary over, and is split, over
-    explicit axes of a mesh, as they are, in its last dimensions.
+    It varies over the axes of `jax.shard_map` that they vary over, is split, over
+    explicit axes of a mesh, as they are, in its last dimensions, and lies where they
+    do, in the memory of the device or of the host.
     """
     missing = varying(aval) - varying(jax.typeof(array))
     array = lax.pcast(array, tuple(missing), to="varying") if missing else array
-    if not any(aval.sharding.spec):
+    if any(aval.sharding.spec):
+        whole = (None,) * (array.ndim - aval.ndim)
+        spec = PartitionSpec(*whole, *aval.sharding.spec)
+        array = jax.sharding.reshard(array, spec)
+    if aval.memory_space == jax.typeof(array).memory_space:
         return array
-    whole = (None,) * (array.ndim - aval.ndim)
-    return jax.sharding.reshard(array, PartitionSpec(*whole, *aval.sharding.spec))
+    return jax.device_put(array, aval.memory_space)
 
 
 def varying(aval: Any) -> frozenset[str]:

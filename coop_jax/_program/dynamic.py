@@ -67,11 +67,17 @@ def _static_positions(jitted: Any, static: Mapping[str, Any], count: int) -> set
     def several(given: Any) -> tuple:
         return (given,) if isinstance(given, int | str) else tuple(given or ())
 
-    parameters = list(inspect.signature(jitted).parameters)
-    names = several(static.get("static_argnames"))
-    numbers = {k % len(parameters) for k in several(static.get("static_argnums"))}
-    numbers |= {parameters.index(name) for name in names if name in parameters}
-    return {k for k in numbers if k < count}
+    numbers, names = static.get("static_argnums"), static.get("static_argnames")
+    if numbers is None:
+        # As JAX does it: names are also for positions only where no numbers are given.
+        parameters = inspect.signature(jitted).parameters.values()
+        numbers = [
+            k
+            for k, parameter in enumerate(parameters)
+            if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+            and parameter.name in several(names)
+        ]
+    return {k % count for k in several(numbers) if -count <= k < count}
 
 
 def dynamic(
@@ -97,7 +103,7 @@ def asked_of(
       positions: of the positional arguments that are not static.
 
     Raises:
-      TypeError: it was given compiler options.
+      TypeError: it was given compiler options or layouts.
     """
 
     def call(some: tuple, named: dict) -> Any:
@@ -118,6 +124,11 @@ def asked_of(
             "`coop_jax.remat(step, budget, compiler_options=...)`."
         ) from error
     params, count = equation.params, traced.in_tree.num_leaves
+    if any(params["in_layouts"]) or any(params["out_layouts"]):
+        raise TypeError(
+            "the step's `jax.jit` asks for layouts of its arguments or results, and a "
+            "planned step has JAX's own. Give it shardings, without a `Layout`."
+        )
     return Asked(
         _specified(params["in_shardings"])[-count:] if count else [],
         _specified(params["out_shardings"]),
