@@ -234,7 +234,11 @@ def _on_devices(leaves: Iterable[Any]) -> tuple[Any, ...]:
     if not any(_is_abstract(leaf.sharding) for leaf in leaves):
         return leaves
     # JAX knows which mesh is set, and does not tell inside of a trace.
-    (placed, _) = jax.jit(lambda *same: same).lower(*leaves).compile().input_shardings
+    try:
+        lowered = jax.jit(lambda *same: same).lower(*leaves)
+        placed, _ = lowered.compile().input_shardings
+    except ValueError:  # none is
+        placed = (None,) * len(leaves)
     return tuple(
         leaf.update(sharding=shortened(known)) if _is_abstract(leaf.sharding) else leaf
         for leaf, known in zip(leaves, placed, strict=True)
