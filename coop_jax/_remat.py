@@ -216,8 +216,8 @@ class Rematerialized:
         place = None if signature is None else placement(leaves)
         if signature is not None and (known := self._known.get(signature, place)):
             fitted, out_tree = known
-            dynamic = list(compress(leaves, signature.dynamic))
-            return jax.tree.unflatten(out_tree, _run(fitted, dynamic))
+            passed = list(compress(leaves, signature.dynamic))
+            return jax.tree.unflatten(out_tree, _run(fitted, passed))
         traced, leaves, asked = self._trace(args, kwargs)
         fitted = self._fit(traced, leaves, asked)
         if any(isinstance(leaf, Tracer) for leaf in leaves):

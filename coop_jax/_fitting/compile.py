@@ -65,12 +65,7 @@ class FlatStep:
     def donated_arguments(self) -> tuple[int, ...]:
         """Positional arguments that are donated as a whole."""
         positional, _ = self.traced.args_info
-        leaves = map(jax.tree.leaves, positional)
-        return tuple(
-            i
-            for i, infos in enumerate(leaves)
-            if infos and all(x.donated for x in infos)
-        )
+        return tuple(i for i, info in enumerate(positional) if is_donated(info))
 
     def as_written(self) -> Callable[..., list[Any]]:
         """A new function of the flat arguments that computes what the step does."""
@@ -203,6 +198,12 @@ def flat_step(
         options["compiler_options"] = dict(asked.compiler_options)
     program = with_ruled_loops(program, platform)
     return FlatStep(traced, program, abstract, platform, options)
+
+
+def is_donated(info: Any) -> bool:
+    """Whether an argument is donated as a whole, by its part of `args_info`."""
+    leaves = jax.tree.leaves(info)
+    return bool(leaves) and all(leaf.donated for leaf in leaves)
 
 
 def _abstract(leaf: Any, asked: Any) -> Any:

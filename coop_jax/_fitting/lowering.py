@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from .compile import unchecked_keys
+from .compile import is_donated, unchecked_keys
 from .saved import Fitted
 
 
@@ -32,20 +32,11 @@ def lower(fitted: Fitted, traced: Any) -> jax.stages.Lowered:
     options = {k: v for k, v in step.jit_options.items() if k != "in_shardings"}
     if flat := options.get("out_shardings"):
         options["out_shardings"] = jax.tree.unflatten(traced.out_tree, flat)
-    jitted = jax.jit(planned, **_donation(traced), **options)
+    jitted = jax.jit(
+        planned,
+        donate_argnums=step.donated_arguments,
+        donate_argnames=[k for k, x in traced.args_info[1].items() if is_donated(x)],
+        **options,
+    )
     with unchecked_keys():
         return jitted.lower(*args, **kwargs)
-
-
-def _donation(traced: Any) -> dict[str, Any]:
-    """Donates the same leaves, where they make up whole arguments."""
-    positional, named = traced.args_info
-    return {
-        "donate_argnums": tuple(i for i, x in enumerate(positional) if _is_donated(x)),
-        "donate_argnames": tuple(name for name, x in named.items() if _is_donated(x)),
-    }
-
-
-def _is_donated(info: Any) -> bool:
-    leaves = jax.tree.leaves(info)
-    return bool(leaves) and all(leaf.donated for leaf in leaves)
