@@ -50,6 +50,11 @@ WORKER = textwrap.dedent(
             x = x + jnp.tanh(x @ w)
         return jnp.mean(x**2)
 
+    def wide(ws, x):
+        for up, down in zip(ws[::2], ws[1::2]):
+            x = block(x, [up, down])
+        return jnp.mean(x**2)
+
     def constrained(ws, x):
         spread = NamedSharding(MESHES[AxisType.Auto], P("d"))
         for i in range(LAYERS):
@@ -82,6 +87,9 @@ WORKER = textwrap.dedent(
         if loss_of is listed:
             specs = LAYERS * specs[:1] + specs[2:]
             shapes = LAYERS * [(WIDTH, WIDTH)] + [(ROWS, WIDTH)]
+        if loss_of is wide:
+            specs = LAYERS * [P("d") if kind == "fsdp" else P()] * 2 + [P("d")]
+            shapes = LAYERS * [(256, 1024), (1024, 256)] + [(4096, 256)]
         keys = jax.random.split(jax.random.key(0), len(shapes))
         *ws, x = [
             jax.device_put(0.1 * jax.random.normal(k, s), NamedSharding(mesh, spec))
@@ -115,6 +123,8 @@ CASES = (
     "unrolled:data-explicit:0.7",
     "unrolled:fsdp:0.7",
     "listed:fsdp:0.6",
+    "wide:data:0.7",
+    "wide:fsdp:0.7",
     "unrolled:tensor:0.7",
     "constrained:data:0.5",
     "pooled:data:0.5",
@@ -136,9 +146,20 @@ def test_each_device_stays_within_the_budget(rows, case):
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_bytes_are_those_of_one_device(rows, case):
     row = rows[case]
-    # Far from the 8 of whole arrays; small arrays pack badly, and what XLA joined into
-    # one all-reduce in the step as written counts as joined.
-    assert 0.75 < row["predicted"] / row["measured"] < 1.4
+    # Far from the 8 of whole arrays; small arrays pack badly.
+    assert 0.85 < row["predicted"] / row["measured"] < 1.3
+
+
+@pytest.mark.parametrize("kind", ["data", "fsdp"])
+def test_what_is_joined_or_gathered_is_predicted(rows, kind):
+    """XLA joins the all-reduces of all gradients in one, which a plan does not have.
+
+    Gathered weights are held from the forward to the backward pass, and count all the
+    time.
+    """
+    row = rows[f"wide:{kind}:0.7"]
+    # A gradient may lie in the output it is for, which the model does not count on.
+    assert 0.995 < row["predicted"] / row["measured"] < 1.08
 
 
 def test_an_error_names_the_way_to_send_again_where_devices_communicate() -> None:

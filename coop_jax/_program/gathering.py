@@ -6,7 +6,7 @@ batch is split too, but each device computes on its own part.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from .cost import nbytes
 from .fusing import FUSIBLE
@@ -48,6 +48,32 @@ def gathered(
             if any(map(is_moved, owned.get(k, ()))):
                 moved |= sources
     return frozenset(v for v, sources in split.items() if sources <= moved)
+
+
+def held(
+    program: Program,
+    buffers: Sequence[OwnedBuffer],
+    owned: Mapping[int, Sequence[OwnedBuffer]],
+    moved: Collection[Variable],
+) -> tuple[OwnedBuffer, ...]:
+    """The buffers that gathered values lie in once they are moved.
+
+    A plan gathers them once, and holds them from the forward to the backward pass.
+
+    Args:
+      program: with bytes per device.
+      buffers: what XLA assigned to the unplanned step.
+      owned: those that an equation owns, by equation.
+      moved: what `gathered` found.
+    """
+    arguments = program.arguments
+    found = [
+        b for b in buffers if (k := moved_argument(b)) >= 0 and arguments[k] in moved
+    ]
+    for k, own in owned.items():
+        if all(v in moved for v in program.equations[k].outputs):
+            found += filter(is_moved, own)
+    return tuple(found)
 
 
 def moved_argument(buffer: OwnedBuffer) -> int:

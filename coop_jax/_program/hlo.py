@@ -15,6 +15,15 @@ from .scopes import place_of
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
 """Opcodes whose buffers are tables of pointers or belong to something else."""
 
+MOVING = (
+    "all-gather", "all-to-all", "collective-broadcast", "collective-permute",
+    "ragged-all-to-all",
+)  # fmt: skip
+"""Prefixes of the opcodes of collectives that only move bytes about."""
+
+COLLECTIVES = (*MOVING, "all-reduce", "reduce-scatter")
+"""Prefixes of the opcodes by which devices communicate."""
+
 _CALLS = ("convolution", "dot")
 _CUDNN = "__cudnn$conv"
 _VIEWS = {"parameter", "bitcast", "reshape"}
@@ -178,7 +187,7 @@ class _Names:
 
     def of(self, instruction: Any, place: list[int]) -> str:
         """A fusion is named after what computes this result inside it."""
-        own = instruction.metadata.op_name
+        own = self._of_joined(instruction, place) or instruction.metadata.op_name
         if self.call(instruction) is not None:
             return ""
         if instruction.opcode != "fusion":
@@ -187,6 +196,24 @@ class _Names:
         if not root.metadata.op_name and place and self._is_from_constants(root):
             return ""
         return root.metadata.op_name or self._of_operand(root) or own
+
+    def _of_joined(self, instruction: Any, place: list[int]) -> str:
+        """Of collectives that XLA joined in one, whose result this is: its reader says.
+
+        The one has the name of any of them.
+        """
+        if not (place and instruction.opcode.startswith(COLLECTIVES)):
+            return ""
+        elements = [r for r in self._beyond_ends(instruction) if _is_at(r, place)]
+        return next((r.metadata.op_name for r in elements), "")
+
+    def _beyond_ends(self, instruction: Any) -> list[Any]:
+        """What reads it, or the end of a collective that it starts."""
+        found = []
+        for reader in self._readers[instruction.id]:
+            is_end = reader.opcode.endswith("-done")
+            found += self._beyond_ends(reader) if is_end else [reader]
+        return found
 
     def call(self, instruction: Any) -> Any | None:
         """The call without a name that this is, or that it was made up for."""
@@ -342,6 +369,11 @@ class _Names:
             if instruction.metadata.op_name:
                 return instruction.metadata.op_name
         return ""
+
+
+def _is_at(reader: Any, place: list[int]) -> bool:
+    """Whether it takes the element at this place, of a tuple or of several in one."""
+    return reader.opcode == "get-tuple-element" and reader.tuple_index == place[-1]
 
 
 def _module_and_assignment(compiled: Any, dump: str | None) -> tuple[Any, Any]:

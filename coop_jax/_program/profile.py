@@ -18,7 +18,7 @@ from .._native.program_words import InplaceProgram
 from .._planning.order import early_order, in_order
 from .._planning.types import OpId, Problem, ValueId
 from .cost import RATES, DeviceRates
-from .gathering import gathered, moved_argument
+from .gathering import gathered, held, moved_argument
 from .hlo import OwnedBuffer
 from .nameless import named
 from .ops import OpsOfUnits
@@ -99,6 +99,9 @@ def profile(
     standing, spread = standing_and_spread(graph, units, left)
     owned = with_shared_by_reader(graph, without_starts(graph, units, owned))
     owned = with_turned_operands(graph, owned)
+    sent = gathered(program, buffers, owned)
+    if not program.rules.recompute_collectives:
+        standing += bytes_of(held(program, buffers, owned, sent))
     overwriting = Overwriting(graph, units, owned, programs, platform)
     found = OpsOfUnits(graph, owned, spread, rates, programs, overwriting)
     for unit in units:
@@ -131,7 +134,7 @@ def profile(
         bytes_of(made_up) - bytes_of(left),
         platform,
         calls,
-        gathered(program, buffers, owned),
+        sent,
         tuple(found.variables[v] for v in on_shelf),
     )
 

@@ -11,14 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from .cost import nbytes
-from .hlo import OwnedBuffer
+from .hlo import COLLECTIVES, MOVING, OwnedBuffer
 from .trace import Equation, Literal, Program, Variable
-
-_MOVING = (
-    "all-gather", "all-to-all", "collective-broadcast", "collective-permute",
-    "ragged-all-to-all",
-)  # fmt: skip
-_COLLECTIVES = (*_MOVING, "all-reduce", "reduce-scatter")
 
 
 def localized(program: Program, owned: Mapping[int, Sequence[OwnedBuffer]]) -> Program:
@@ -43,12 +37,12 @@ def localized(program: Program, owned: Mapping[int, Sequence[OwnedBuffer]]) -> P
 
 def communicates(buffers: Iterable[OwnedBuffer]) -> bool:
     """Whether any of the buffers is written by a collective."""
-    return any(buffer.opcode.startswith(_COLLECTIVES) for buffer in buffers)
+    return any(buffer.opcode.startswith(COLLECTIVES) for buffer in buffers)
 
 
 def is_moved(buffer: OwnedBuffer) -> bool:
     """Whether a collective that only moves bytes about writes the buffer."""
-    return buffer.opcode.startswith(_MOVING)
+    return buffer.opcode.startswith(MOVING)
 
 
 def _shares(partitions: int, whole: int, buffers: Iterable[OwnedBuffer]) -> list[int]:
