@@ -593,6 +593,49 @@ def test_a_loop_is_planned_inside_for_what_has_to_live_around_it():
     assert found[0.85].measured.total <= (found[0.85].budget or 0)
 
 
+def test_what_runs_ahead_of_a_loop_is_held_to_its_order():
+    """Two networks, then updates on micro-batches: XLA runs the networks side by side.
+
+    That takes more than the loop, however little is left inside.
+    """
+
+    def network(weights, x):
+        *hidden, last = weights
+        for w in hidden:
+            x = jnp.tanh(x @ w)
+        return x @ last
+
+    def step(weights, x):
+        batches = [
+            y.reshape(2, -1, y.shape[1]) for y in (x, *map(network, weights, [x, x]))
+        ]
+
+        def loss(weights, x, actions, values):
+            new, guess = map(network, weights, [x, x])
+            return jnp.mean((new - 0.9 * actions) ** 2) + jnp.mean(
+                (guess - values) ** 2
+            )
+
+        def update(weights, batch):
+            grads = jax.grad(loss)(weights, *batch)
+            return jax.tree.map(lambda w, g: w - 0.01 * g, weights, grads), None
+
+        return jax.lax.scan(update, weights, batches)[0]
+
+    def normal(*shape):
+        return 0.2 * jax.random.normal(jax.random.key(len(shape)), shape)
+
+    weights = [[normal(32, 32)] * 4 + [normal(32, size)] for size in (4, 1)]
+    args = weights, normal(2048, 32)
+    smallest, less = [
+        coop_jax.remat(step, budget, donate_argnums=0).plan(*args)
+        for budget in ("min", 0.75)
+    ]
+    assert less.budget is not None and less.measured.total <= less.budget
+    assert less.measured.total > smallest.measured.total
+    assert less.flops < (1 + smallest.flops) / 2
+
+
 @pytest.mark.slow
 def test_a_flax_gpt_that_accumulates_is_planned_inside_its_micro_batches():
     """24 layers, dropout, bfloat16, clipping; a scan of layers in one of batches."""

@@ -26,6 +26,7 @@ from .._fitting.solve import Workbench
 from .._measure import MemoryUse
 from .._native.inplace import InPlace
 from .._plan import Plan, fingerprint
+from .._planning.packed_size import packed_size
 from .._planning.planner import Effort
 from .._program.origin import origin_of
 from .._program.regions import communicating, is_over_inside, most_outside
@@ -217,15 +218,30 @@ class LoopWorkbench:
             if not bodies:
                 return
             bench = self._with_bodies(written, bodies).bench
-            if bench.unplanned.temp <= room:
+            temp = self._least_in_order(bench, room, effort)
+            if temp <= room:
                 return
             if most_outside(bench.profile) > room:
                 with contextlib.suppress(BudgetError):
                     bench.fit(room + self.unplanned.fixed, effort)
                 return
             # What a body holds is in large pieces: a small step may change nothing.
-            aim -= push * (bench.unplanned.temp - room + room // 200)
+            aim -= push * (temp - room + room // 200)
             push *= 2
+
+    def _least_in_order(self, bench: Workbench, room: int, effort: Effort) -> int:
+        """Bytes of temporaries of a step as it is, or held to its order if that fits.
+
+        XLA may run what comes before a loop in an order that takes more than the loop.
+        """
+        problem, temp = bench.problem, bench.unplanned.temp
+        if temp <= room:
+            return temp
+        packed = packed_size(problem, problem.program_order)
+        if packed + bench.profile.standing > room:
+            return temp
+        found = bench.try_once(room + self.unplanned.fixed, effort)
+        return min(temp, found.memory.temp) if found else temp
 
     def _is_held_inside(self, room: int) -> bool:
         """Whether there are pairs, or a loop that alone takes more than the room."""
