@@ -629,7 +629,7 @@ def test_what_runs_ahead_of_a_loop_is_held_to_its_order():
     args = weights, normal(2048, 32)
     smallest, less = [
         coop_jax.remat(step, budget, donate_argnums=0).plan(*args)
-        for budget in ("min", 0.75)
+        for budget in ("min", 0.65)
     ]
     assert less.budget is not None and less.measured.total <= less.budget
     assert less.measured.total > smallest.measured.total
