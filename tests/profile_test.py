@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+import coop_jax
 from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planning.validate import live_bytes, validate
@@ -709,6 +710,23 @@ def test_layers_that_are_not_trained_leave_no_constants() -> None:
     )
     assert any(b.origin == "constants" and b.size == 512 * 256 * 4 for b in buffers)
     assert found.standing == 0
+
+
+def test_what_constants_make_inside_of_a_branch_comes_and_goes_with_it() -> None:
+    """`expm` differentiates a branch that stacks zeros, in each of four layers."""
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(x @ jax.scipy.linalg.expm(w - w.T))
+        return jnp.mean(x**2)
+
+    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights, x))
+
+    args = [jnp.eye(16)] * 4, jnp.ones((256, 16))
+    plan = coop_jax.remat(step, 0.7, donate_argnums=0, progress=False).plan(*args)
+    assert 0.85 < plan.predicted / plan.measured.total < 1.15
+    assert plan.measured.total > 0.85 * (plan.budget or 0)
 
 
 if __name__ == "__main__":

@@ -289,5 +289,19 @@ def test_where_xla_adds_to_the_smallest_others_are_tried_before_it_is_refused(
         Unlucky(small_flat_step()).fit(budget, QUICK)
 
 
+def test_where_xla_takes_less_than_the_model_more_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the model the room is out of reach; half of what it predicts is not."""
+    monkeypatch.setattr(Pretended, "factor", 0.5)
+    bench = Pretended(small_flat_step())
+    floor = bench.floor(QUICK)
+    budget = bench.unplanned.fixed + int(0.9 * floor.predicted)
+    found = bench.fit(budget, QUICK)
+    assert found.memory.total <= budget
+    assert found.predicted > 1.2 * floor.predicted
+    assert found.cost < floor.cost
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -271,11 +271,17 @@ class Workbench(Bench):
         return candidate
 
     def _expected_surplus(self, room: int) -> int:
-        """What XLA adds to the model's bytes, by the nearest program compiled."""
+        """What XLA adds to the model's bytes, by the nearest program compiled.
+
+        Less than nothing where it makes up for what is out of reach by the model alone.
+        """
         if not self.candidates:
             return int(room * (1 - 1 / _FIRST_MARGIN))
         nearest = min(self.candidates, key=lambda c: abs(c.memory.temp - room))
-        return max(0, nearest.surplus) + least_margin(room)
+        all_fit = all(c.memory.temp <= room for c in self.candidates)
+        is_beyond = room - least_margin(room) < self._sought[-1].least_temp
+        least = nearest.surplus if all_fit and is_beyond else 0
+        return max(least, nearest.surplus) + least_margin(room)
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         """The error for a budget below everything reached."""

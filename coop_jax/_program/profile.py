@@ -25,7 +25,7 @@ from .ops import OpsOfUnits
 from .overwriting import Overwriting
 from .pooling import buffers_by_windows, by_windows, pool_gradients
 from .roots import choose_roots
-from .scopes import equation_of, scope
+from .scopes import equation_of, of_place, scope
 from .shards import localized
 from .shelving import shelved, without
 from .standing import bytes_of, standing_and_spread
@@ -96,7 +96,8 @@ def profile(
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
     left = [b for b in made_up if equation_of(b.op_name) not in pools]
-    standing, spread = standing_and_spread(graph, units, left)
+    taken = {b.place for own in owned.values() for b in own if b.origin == "equation"}
+    standing, spread = standing_and_spread(graph, units, left, taken)
     owned = with_shared_by_reader(graph, without_starts(graph, units, owned))
     owned = with_turned_operands(graph, owned)
     sent = gathered(program, buffers, owned)
@@ -159,7 +160,9 @@ def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
     for buffer in buffers:
         equation = equation_of(buffer.op_name)
         if equation is not None or buffer.origin == "constants":
-            name = "" if equation is None else scope(equation)
+            # Whether constants are made inside of a loop matters.
+            is_plain = equation is not None and buffer.origin != "constants"
+            name = scope(equation) if is_plain else of_place(buffer.op_name)
             found.append(
                 replace(
                     buffer,

@@ -7,7 +7,7 @@ type Place = tuple[int, ...]
 a `cond` is followed by that of its branch."""
 
 _SCOPE = re.compile(r"coop_eqn_(\d+)")
-_NAMED = re.compile(r"coop_(?:eqn|row|branch)_(\d+)")
+_NAMED = re.compile(r"(coop_(?:eqn|row|branch)_(\d+))")
 
 
 def scope(index: int) -> str:
@@ -23,7 +23,12 @@ def equation_of(op_name: str) -> int | None:
 
 def place_of(op_name: str) -> Place:
     """The equation in whose scope XLA's instruction is, after the loops around it."""
-    return tuple(map(int, _NAMED.findall(op_name)))
+    return tuple(int(number) for _, number in _NAMED.findall(op_name))
+
+
+def of_place(op_name: str) -> str:
+    """A name with no other scopes, of the same place."""
+    return "/".join(scope for scope, _ in _NAMED.findall(op_name))
 
 
 def is_inside(at: Place, place: Place) -> bool:

@@ -1,44 +1,64 @@
 """Arrays that XLA makes of constants alone, and may hold all the time."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .hlo import OwnedBuffer
-from .scopes import equation_of
+from .scopes import equation_of, place_of
 from .units import Graph, Unit
+from .workspace import Place
 
 
 def standing_and_spread(
-    graph: Graph, units: Sequence[Unit], buffers: Sequence[OwnedBuffer]
+    graph: Graph,
+    units: Sequence[Unit],
+    buffers: Sequence[OwnedBuffer],
+    taken: Collection[Place],
 ) -> tuple[int, dict[int, list[OwnedBuffer]]]:
     """What becomes of `buffers`, arrays that XLA made of constants alone.
 
+    Args:
+      graph: of the program.
+      units: of the graph.
+      buffers: the arrays, each once for every reader.
+      taken: places that results of equations lie in. An array without a name that
+        shares one does not stand all the time.
+
     Returns:
       Bytes that stand all the time, and per root the arrays that it reads and that a
-      literal of it is spread into: tied, those come and go with it. Those that literals
-      of others are spread into, inside of a kernel of many, go with the kernel.
+      literal of it is spread into: tied, those come and go with it, as do those made in
+      a loop or branch. Those that literals of others are spread into, inside of a
+      kernel of many, go with the kernel.
     """
     unit_of: dict[int | None, Unit] = {
         k: unit for unit in units for k in (*unit.inlined, unit.root)
     }
-    readers: dict[tuple[int, int, int], list[OwnedBuffer]] = defaultdict(list)
+    readers: dict[Place, list[OwnedBuffer]] = defaultdict(list)
     for buffer in buffers:
-        readers[buffer.allocation, buffer.offset, buffer.size].append(buffer)
+        readers[buffer.place].append(buffer)
     standing = 0
     spread: dict[int, list[OwnedBuffer]] = defaultdict(list)
-    for (_, _, size), group in readers.items():
+    for place, group in readers.items():
+        size = place[-1]
         reading = {
-            unit_of[k] for b in group if (k := equation_of(b.op_name)) in unit_of
+            (unit_of[k], len(place_of(b.op_name)) > 1)
+            for b in group
+            if (k := equation_of(b.op_name)) in unit_of
         }
-        tied = [unit.root for unit in reading if _spreads(graph, unit, size)]
+        tied = {
+            unit.root
+            for unit, is_inside in reading
+            if is_inside or _spreads(graph, unit, size)
+        }
         for root in tied:
             spread[root].append(replace(group[0], origin="reader"))
         inside = {equation_of(name) for b in group for name in b.read_inside}
         is_cut = inside and all(
             k in unit_of and _spreads(graph, unit_of[k], size) for k in inside
         )
-        standing += 0 if tied or is_cut else size
+        passes = place in taken and not any(b.op_name for b in group)
+        standing += 0 if tied or is_cut or passes else size
     return standing, spread
 
 
