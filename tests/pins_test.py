@@ -208,6 +208,33 @@ def test_an_overridden_checkpoint_in_a_scan_is_planned_through():
     agrees(step, found)
 
 
+@pytest.mark.parametrize("budget", [0.85, 0.7])
+def test_an_overridden_checkpoint_in_micro_batches_costs_what_its_plan_says(budget):
+    """XLA's own count is that of the step without a checkpoint."""
+
+    def accumulating(block):
+        def step(ws, x):
+            def add(total, x):
+                grads = jax.grad(unrolled_loss, 1)(block, ws, x)
+                return jax.tree.map(jnp.add, total, grads), None
+
+            zeros = jax.tree.map(jnp.zeros_like, ws)
+            return jax.lax.scan(add, zeros, x.reshape(2, -1, x.shape[-1]))[0]
+
+        return step
+
+    def flops(step):
+        return step.lower(*arguments()).compile().cost_analysis()["flops"]
+
+    step, plan = planned(
+        accumulating(jax.checkpoint(block)), budget, override_checkpoint=True
+    )
+    without, _ = planned(accumulating(block), budget)
+    assert plan.budget is not None and plan.measured.total <= plan.budget
+    assert plan.bodies
+    assert flops(step) < 1.01 * flops(without)
+
+
 # Plans
 
 

@@ -228,19 +228,34 @@ def test_equal_effects_are_not_merged() -> None:
     assert len(flat(function, 1.0).equations) == 2
 
 
-def test_a_jit_that_asks_for_shardings_or_donates_stays_whole() -> None:
+def test_a_jit_that_asks_for_shardings_stays_whole_but_not_one_that_donates() -> None:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = jax.jit(lambda x: jnp.sin(x) + 1, out_shardings=device)
     donating = jax.jit(lambda x: jnp.sin(x) + 1, donate_argnums=0)
     plain = jax.jit(lambda x: jnp.sin(x) + 1)
     for called, expected in (
         (placed, ["cos", "jit"]),
-        (donating, ["cos", "jit"]),
+        (donating, ["cos", "sin", "add"]),
         (plain, ["cos", "sin", "add"]),
     ):
         program = flat(lambda x, called=called: called(jnp.cos(x)), X)
         assert names(program) == expected
         np.testing.assert_allclose(run(program, X)[0], plain(jnp.cos(X)), rtol=1e-6)
+
+
+def test_arrays_put_somewhere_together_are_put_one_by_one() -> None:
+    host = jax.memory.Space.Host
+
+    def function(xs: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+        there = jax.device_put(xs, [jax.memory.Space.Device, host, host])
+        return there, jnp.sin(there[0])
+
+    # The first is where it is to be.
+    program = flat(function, [X, X + 1, X + 2])
+    assert names(program) == ["device_put", "device_put", "sin"]
+    first, second, third, _ = program.outputs
+    assert first == program.arguments[0]
+    assert [program.avals[v].memory_space for v in (second, third)] == [host, host]
 
 
 def test_outputs_may_be_arguments_literals_and_repeats() -> None:

@@ -49,6 +49,10 @@ class LoopRoom:
         pairs = [site.choices for site in self._sites]
         return choose(pairs, lambda sizes: self._predict(sizes) <= room)
 
+    def smallest(self) -> list[Variant]:
+        """The smallest variant of each pair."""
+        return [site.choices.variants[-1] for site in self._sites]
+
     def cost_of_less(self, variants: Sequence[Variant], over: int) -> float:
         """Seconds it takes to hold `over` bytes less; infinite if there is no way."""
         aim = self.predict(variants) - over

@@ -302,7 +302,7 @@ class LoopWorkbench:
 
     def _smallest(self, effort: Effort) -> Rewritten:
         """The smallest variants with bodies planned as far as they go."""
-        rewritten = self._rewrite(self._choose(0))
+        rewritten = self._rewrite(self._room.smallest())
         bench = rewritten.bench
         temp = bench.unplanned.temp
         bodies = self._plan_bodies(rewritten, temp, most_outside(bench.profile), effort)

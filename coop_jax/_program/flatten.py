@@ -18,6 +18,7 @@ import jax.extend.core as jexc
 import numpy as np
 from jax.extend import source_info_util
 
+from . import putting
 from .repeating import is_stateful
 from .rules import NO_RULES, Rules
 from .simplify import inverse, number_made, product, unchanged
@@ -137,6 +138,20 @@ class Builder:
         return [resolve(atom) for atom in jaxpr.outvars]
 
     def _append(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any):
+        if eqn.primitive.name == putting.NAME:
+            return self._put(eqn, inputs, scope, source)
+        return self._append_one(eqn, inputs, scope, source)
+
+    def _put(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any):
+        outputs: list[Atom] = []
+        for put, operand in zip(putting.one_by_one(eqn), inputs, strict=True):
+            if putting.is_unchanged(put) and not self.rules.pins(eqn):
+                outputs.append(operand)
+            else:
+                outputs += self._append_one(put, (operand,), scope, source)
+        return tuple(outputs)
+
+    def _append_one(self, eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Any):
         key = _merge_key(eqn, inputs) if self.merge else None
         if key is not None and key in self._seen:
             return self._seen[key]
@@ -221,18 +236,17 @@ def _solve_operands(eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
 
 
 def _is_plain_jit(params: dict[str, Any]) -> bool:
-    """True if the call asks for nothing but a call: no shardings, layouts, donation."""
+    """True if the call asks for nothing but a call: no shardings or layouts.
+
+    JAX ignores what a nested call donates.
+    """
     asked = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
     unspecified = all(
         s is None or type(s).__name__ == "UnspecifiedValue"
         for key in asked
         for s in params.get(key, ())
     )
-    return (
-        unspecified
-        and not any(params.get("donated_invars", ()))
-        and not params.get("compiler_options_kvs")
-    )
+    return unspecified and not params.get("compiler_options_kvs")
 
 
 def _merge_key(eqn: Any, inputs: tuple[Atom, ...]) -> Any:

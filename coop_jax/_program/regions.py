@@ -35,13 +35,13 @@ def has_branches(equation: Equation) -> bool:
 
 @lru_cache(maxsize=256)
 def _programs(equation: Equation, rules: Rules) -> tuple[Program, ...]:
-    """The bodies of a loop or branch as programs."""
+    """The bodies of a loop or branch as programs.
+
+    What `jax.checkpoint` computes again is merged with its first time to override it.
+    """
+    merge = rules.override_checkpoint
     return tuple(
-        pinned(
-            flatten(
-                closed, (False,) * len(closed.jaxpr.invars), merge=False, rules=rules
-            )
-        )
+        pinned(flatten(closed, (False,) * len(closed.jaxpr.invars), merge, rules))
         for closed in bodies_of(equation)
     )
 
