@@ -2,14 +2,16 @@
 
 Every process plans on its own; what they compile must match, or their collectives would
 wait for each other for ever. So each tells the others the digest of its plan, or that
-it has none, before any of them runs it.
+it has none, before any of them runs it. Processes that have no device of the step are
+not asked: they may be idle, or run another.
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._errors import PlanError
 from .compile import FlatStep
@@ -18,25 +20,29 @@ _BYTES = 8
 _NO_PLAN = "0" * 2 * _BYTES
 
 
-def is_shared(step: FlatStep) -> bool:
-    """Whether the step runs on devices of several processes."""
+def speakers(step: FlatStep) -> tuple[jax.Device, ...]:
+    """One device for each process that runs the step; none if that is one alone."""
     if jax.process_count() == 1:
-        return False
-    own = jax.process_index()
-    return any(
-        device.process_index != own
-        for leaf in step.leaves
-        if leaf.sharding is not None
-        for device in leaf.sharding.device_set
-    )
+        return ()
+    arguments = [leaf.sharding for leaf in step.leaves]
+    # A mesh that only a constraint names is among those that JAX settled on.
+    shardings = jax.tree.leaves([arguments, step.jit_options])
+    devices = {d for s in shardings for d in getattr(s, "device_set", ())}
+    ordered = sorted(devices, key=lambda d: (d.process_index, d.id), reverse=True)
+    of_process = {device.process_index: device for device in ordered}
+    is_shared = len(of_process) > 1 and jax.process_index() in of_process
+    return tuple(of_process[p] for p in sorted(of_process)) if is_shared else ()
 
 
-def agree(fingerprint: str | None, program: str) -> None:
-    """Compares this process's plan with those of all others.
+def agree(
+    fingerprint: str | None, program: str, speakers: Sequence[jax.Device]
+) -> None:
+    """Compares this process's plan with those of the others that run the step.
 
     Args:
       fingerprint: digest of the plan, or None if there is none.
       program: digest of what was planned.
+      speakers: what `speakers` gives.
 
     Raises:
       PlanError: they differ, or another process has no plan.
@@ -44,16 +50,32 @@ def agree(fingerprint: str | None, program: str) -> None:
     text = "" if fingerprint is None else f"{program} {fingerprint}"
     digest = hashlib.sha256(text.encode()).digest()[:_BYTES] if text else bytes(_BYTES)
     mine = np.frombuffer(digest, np.uint8).astype(np.int32)
-    everyone = np.asarray(multihost_utils.process_allgather(mine))
-    digests = [bytes(row.astype(np.uint8)).hex() for row in everyone]
-    if len(set(digests)) > 1:
+    digests = {
+        device.process_index: bytes(row.astype(np.uint8)).hex()
+        for device, row in zip(speakers, _gathered(mine, speakers), strict=True)
+    }
+    if len(set(digests.values())) > 1:
         raise PlanError("the processes do not have the same plan", _listed(digests))
 
 
-def _listed(digests: list[str]) -> list[str]:
+def _gathered(mine: np.ndarray, speakers: Sequence[jax.Device]) -> np.ndarray:
+    """What each of the processes passes as `mine`, in the order of the devices."""
+    mesh = Mesh(np.array(speakers), ("processes",))
+    (own,) = (d for d in speakers if d.process_index == jax.process_index())
+    everyone = jax.make_array_from_single_device_arrays(
+        (len(speakers), *mine.shape),
+        NamedSharding(mesh, PartitionSpec("processes")),
+        [jax.device_put(mine[None], own)],
+    )
+    whole = NamedSharding(mesh, PartitionSpec())
+    gathered = jax.jit(lambda rows: rows, out_shardings=whole)(everyone)
+    return np.asarray(gathered.addressable_data(0))
+
+
+def _listed(digests: Mapping[int, str]) -> list[str]:
     """One sentence for each digest, with the processes that have it."""
     processes: dict[str, list[int]] = {}
-    for process, digest in enumerate(digests):
+    for process, digest in digests.items():
         processes.setdefault(digest, []).append(process)
     found = []
     for digest, who in processes.items():

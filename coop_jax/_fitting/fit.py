@@ -17,7 +17,7 @@ from .._plan_file import from_text, to_text
 from .._planning.planner import Effort
 from .._program.origin import origin_of
 from .._program.rules import NO_RULES, Rules
-from .agreement import agree, is_shared
+from .agreement import agree, speakers
 from .cache import Cache
 from .candidate import Candidate
 from .compile import FlatStep
@@ -63,7 +63,8 @@ def fit(step: FlatStep, request: Request, device_limit: int | None) -> Fitted:
       PlanError: `request.plan` was made for something else, or the processes that run
         the step together do not have the same plan.
     """
-    if not is_shared(step):
+    devices = speakers(step)
+    if not devices:
         return _fit(step, request, device_limit)
     program = origin_of(step).program
     try:
@@ -71,9 +72,9 @@ def fit(step: FlatStep, request: Request, device_limit: int | None) -> Fitted:
     except Exception:
         # The others must not wait for a plan that never comes.
         with contextlib.suppress(PlanError):
-            agree(None, program)
+            agree(None, program, devices)
         raise
-    agree(fitted.plan.fingerprint, program)
+    agree(fitted.plan.fingerprint, program, devices)
     return fitted
 
 
