@@ -3,6 +3,7 @@
 import functools
 import os
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
 from typing import Any, overload
@@ -23,8 +24,14 @@ from ._options import check_jit_options, check_leaves, check_options
 from ._plan import Plan
 from ._planning.planner import Effort
 from ._program.dynamic import Asked, asked_of, dynamic, dynamic_positions
+from ._program.mutations import warning_of_changes
 from ._program.rules import Never, make_rules
 
+_DIFFERENTIATED = (
+    "coop_jax: what `coop_jax.remat` returned is differentiated. Its budget says "
+    "nothing about the memory of that gradient, which is computed as without a plan. "
+    "Pass the whole training step, gradient and update included, to `coop_jax.remat`."
+)
 _TRACING = (
     "coop_jax: the step is traced as `jax.jit` does, and that failed. Make "
     "`jax.jit(step)(*args)` work first; what decides control flow in Python belongs in "
@@ -166,7 +173,7 @@ def _planned(
     jit_options = dict(jit_options)
     compiler_options = jit_options.pop("compiler_options", None) or compiler_options
     if not isinstance(written, jax.stages.Wrapped):
-        jitted: Any = jax.jit(written, **jit_options)
+        jitted: Any = jax.jit(warning_of_changes(written), **jit_options)
     elif jit_options:
         raise TypeError(
             f"{', '.join(jit_options)}: `{getattr(fun, '__name__', 'the step')}` is "
@@ -371,7 +378,12 @@ def _call_traced(fitted: Fitted, leaves: list[Any]) -> list[Any]:
     """The planned step inside another trace; its derivative is the step's own."""
     as_written = jexc.jaxpr_as_fun(fitted.step.traced.jaxpr)
     call = jax.custom_jvp(fitted.step.jit(fitted.function))
-    call.defjvp(lambda primals, tangents: jax.jvp(as_written, primals, tangents))
+
+    @call.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        warnings.warn(_DIFFERENTIATED, stacklevel=2)
+        return jax.jvp(as_written, primals, tangents)
+
     with unchecked_keys():
         return call(*leaves)
 

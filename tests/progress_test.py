@@ -35,6 +35,14 @@ def test_a_terminal_shows_the_stage_and_is_left_clean() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_line_is_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    lines = drawn_on(Terminal()).split("\r\x1b[K")
+    assert "coop_jax: compili (0 s)" in lines
+    assert max(map(len, lines)) < 24
+
+
+@pytest.mark.usefixtures("quick")
 def test_nothing_is_shown_off_a_terminal_or_unwanted() -> None:
     assert drawn_on(io.StringIO()) == ""
     assert drawn_on(Terminal(), is_wanted=False) == ""

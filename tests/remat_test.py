@@ -612,6 +612,20 @@ def test_nans_are_looked_for_as_under_jit(budget: float) -> None:
         assert_same(step(weights, x), jax.jit(train_step)(*arrays()))
 
 
+def test_a_nan_is_said_to_be_made_at_the_users_line() -> None:
+    def step(x):
+        return jnp.sum(jnp.log(x - 2))
+
+    planned = coop_jax.remat(step, "1GB")
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match="encountered in log") as raised,
+    ):
+        planned(np.ones((8, 8), np.float32))
+    assert "coop_jax: in the step, " in "".join(raised.value.__notes__)
+    assert "remat_test.py:" in "".join(raised.value.__notes__)
+
+
 def test_keys_are_checked_in_the_step_as_written() -> None:
     """A barrier counts as a use of the keys that pass it, a second draw as another."""
 
@@ -680,7 +694,9 @@ def test_gradients_of_a_planned_function_are_those_of_the_function() -> None:
 
     clipped.defvjp(lambda x: (jnp.sum(x**2), x), lambda x, g: (jnp.clip(x, 0, 0.1),))
     expected = jax.grad(clipped)(X)
-    np.testing.assert_array_equal(jax.grad(coop_jax.remat(clipped, 1.0))(X), expected)
+    with pytest.warns(UserWarning, match="is differentiated"):
+        found = jax.grad(coop_jax.remat(clipped, 1.0))(X)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_captured_arrays_are_constants_and_captured_tracers_refused() -> None:

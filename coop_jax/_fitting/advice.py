@@ -1,29 +1,37 @@
 """What a user could do about a step that does not fit."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from .._planning.types import Problem
+from .._program.cost import nbytes
+from .._program.trace import Literal, Program, Variable
 from .compile import FlatStep
 
-_PLANNED_WHOLE = ("scan", "while", "cond", "shard_map")
+_REMEDIES = {
+    "shard_map": "take the loss inside, over all axes of its mesh",
+    "jit": "pass the function beneath, without shardings of its own",
+}
+_REMEDIES |= dict.fromkeys(
+    ("scan", "while", "cond"), "apply `jax.checkpoint` to what is differentiated inside"
+)
+"""What helps against bytes inside of an operation, by its primitive."""
 
 
 def advise(
     step: FlatStep,
-    problem: Problem,
     fixed: int,
     budget: int,
-    peak: int,
+    held: Sequence[tuple[str, int, str]],
     has_collectives: bool,
 ) -> Iterator[str]:
     """What would help this step in particular.
 
     Args:
       step: that does not fit.
-      problem: that was planned.
       fixed: bytes of its arguments and outputs less donated.
       budget: bytes asked for.
-      peak: bytes alive at the peak of its smallest program.
+      held: what is alive at the peak of its smallest program (`held_at_peak`).
       has_collectives: whether devices communicate in it.
     """
     if budget <= fixed:
@@ -31,25 +39,43 @@ def advise(
             f"Arguments and outputs alone take {fixed:,} bytes; no plan can change "
             "them."
         )
-    if not any(step.program.donated):
-        yield "Donate the state (`donate_argnums`): its bytes are held twice."
+    if twice := _held_twice(step.program):
+        yield f"Donate the state (`donate_argnums`): {twice:,} bytes are held twice."
+    if not _has_gradient(step.program):
+        yield (
+            "No gradient is taken in this step: pass the whole training step, gradient "
+            "and update included."
+        )
     if has_collectives and not step.program.rules.recompute_collectives:
         yield (
             "What devices communicate is kept until its last use: "
             "`recompute_collectives=True` lets them communicate again."
         )
-    whole = [op for op in problem.ops if op.name in _PLANNED_WHOLE]
-    largest = max((op.workspace for op in whole), default=0)
-    if largest > peak // 4:
-        if max(whole, key=lambda op: op.workspace).name == "shard_map":
-            what, remedy = (
-                "A `jax.shard_map`",
-                "take the loss inside, over all axes of its mesh",
-            )
-        else:
-            what = "A loop or branch"
-            remedy = "apply `jax.checkpoint` to what is differentiated inside"
-        yield (
-            f"{what} takes {largest:,} bytes inside, and planning cannot make it "
-            f"less: {remedy}."
-        )
+    peak = sum(size for _, size, _ in held)
+    for name, remedy in _REMEDIES.items():
+        inside = sum(size for what, size, _ in held if what == f"inside {name}")
+        if inside > peak // 4:
+            yield f"A `{name}` takes {inside:,} bytes inside: {remedy}."
+
+
+def _held_twice(program: Program) -> int:
+    """Bytes of outputs for which an argument of their type could be given away."""
+    if any(program.donated):
+        return 0
+
+    def kind(variable: Variable) -> tuple[Any, Any, int]:
+        aval = program.avals[variable]
+        return aval.shape, aval.dtype, program.sizes.get(variable, nbytes(aval))
+
+    outputs = {v for v in program.outputs if not isinstance(v, Literal)}
+    made = Counter(map(kind, outputs.difference(program.arguments)))
+    both = made & Counter(map(kind, program.arguments))
+    return sum(size * count for (_, _, size), count in both.items())
+
+
+def _has_gradient(program: Program) -> bool:
+    """Whether one is taken, as far as can be seen: not inside of loops and the like."""
+    return any(
+        e.primitive.name in _REMEDIES or "transpose(" in str(e.scope)
+        for e in program.equations
+    )

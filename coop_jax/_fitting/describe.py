@@ -82,10 +82,8 @@ def list_arguments(step: FlatStep, problem: Problem) -> tuple[Argument, ...]:
     )
 
 
-def held_at_peak(
-    problem: Problem, schedule: Schedule
-) -> tuple[list[tuple[str, int, str]], int]:
-    """What a schedule holds where most bytes are alive, and how many those are.
+def held_at_peak(problem: Problem, schedule: Schedule) -> list[tuple[str, int, str]]:
+    """What a schedule holds where most bytes are alive.
 
     Returns:
       Name, bytes and the user's line of each value, and of what an op takes inside.
@@ -102,11 +100,10 @@ def held_at_peak(
         for op in schedule[peak : peak + 1]
         if problem.ops[op].workspace
     ]
-    buffers = [
+    return [
         (name.partition(" at ")[0], size, name.partition(" at ")[2])
         for name, size in held
     ]
-    return buffers, alive[peak] if alive else 0
 
 
 def without_transforms(scope: str) -> str:

@@ -8,6 +8,7 @@ wiped at the end; what takes less than a second never shows.
 import contextlib
 import contextvars
 import logging
+import shutil
 import sys
 import threading
 import time
@@ -71,7 +72,10 @@ class _Line:
         wait = _QUIET_SECONDS
         while not self._is_done.wait(wait):
             seconds = time.monotonic() - self._start
-            self._stream.write(f"{_WIPE}coop_jax: {self.text} ({seconds:.0f} s)")
+            end = f" ({seconds:.0f} s)"
+            # Of a line that wraps only the last row would be wiped.
+            width = shutil.get_terminal_size().columns - 1 - len(end)
+            self._stream.write(_WIPE + f"coop_jax: {self.text}"[:width] + end)
             self._stream.flush()
             has_drawn, wait = True, _REDRAW_SECONDS
         if has_drawn:

@@ -45,6 +45,7 @@ _TOO_DEAR = 1.02  # times what would do: more than refining takes off a quick pl
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
 _MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
+_WRONG = 1.5  # times the bytes there are
 
 
 class Workbench(Bench):
@@ -286,8 +287,10 @@ class Workbench(Bench):
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         """The error for a budget below everything reached."""
         floor = self.floor(effort)
-        buffers, most = held_at_peak(floor.profile.problem, floor.schedule)
+        held = held_at_peak(floor.profile.problem, floor.schedule)
+        if sum(size for _, size, _ in held) > _WRONG * floor.memory.temp:
+            held = []  # XLA computes some of it inside of what reads it
         fixed, communicating = self.unplanned.fixed, communicates(self.buffers)
-        advice = advise(self.step, self.problem, fixed, budget, most, communicating)
+        advice = advise(self.step, fixed, budget, held, communicating)
         plan = self.describe(floor, budget)
-        return BudgetError(budget, floor.memory.total, buffers, list(advice), plan)
+        return BudgetError(budget, floor.memory.total, held, list(advice), plan)

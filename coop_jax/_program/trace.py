@@ -90,7 +90,12 @@ class Equation:
             if self.instead is not None:
                 return self.instead(*values)
             params = self.primitive.get_bind_params(self.params)
-            out = self.primitive.bind(*values, **params)
+            try:
+                out = self.primitive.bind(*values, **params)
+            except FloatingPointError as error:
+                # JAX names the caller's line, which is this one.
+                error.add_note(f"coop_jax: in the step, {self.location}")
+                raise
         return list(out) if self.primitive.multiple_results else [out]
 
 
