@@ -68,3 +68,15 @@ class LoopRoom:
         ):
             alive[first : last + 1] += (size - site.written) // self._partitions
         return int(alive.max(initial=0)) + self._surplus
+
+
+def slope(fitted: tuple[int, int] | None, missed: tuple[int, int] | None) -> float:
+    """Bytes to predict more for each one more of XLA's; 1 if too little is known.
+
+    Args:
+      fitted: bytes predicted, and taken, of variants that fit.
+      missed: of some that took too much.
+    """
+    if fitted is None or missed is None or fitted[1] >= missed[1]:
+        return 1.0
+    return (missed[0] - fitted[0]) / (missed[1] - fitted[1])

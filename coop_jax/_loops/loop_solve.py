@@ -36,13 +36,14 @@ from .loop_plan import Variant
 from .loop_programs import LoopPrograms
 from .loop_report import BodyPlan
 from .loop_rewriting import Rewritten
-from .loop_room import LoopRoom
+from .loop_room import LoopRoom, slope
 from .loop_sites import Site, find_sites, rewritten
 
 _MOST_COMPILES = 5
 _WORTH_LOOSENING = 0.03
 _MOST_PUSHES = 4
 _MOST_LOOSENINGS = 3
+_FAR_OVER = 1.1
 
 
 class LoopWorkbench:
@@ -174,22 +175,28 @@ class LoopWorkbench:
     def _approach(self, room: int, effort: Effort) -> None:
         aim, margin, looser = room, 0, _MOST_LOOSENINGS
         most, tried = self.compiles + _MOST_COMPILES, set[Rewritten]()
+        fitted = missed = None
         while self.compiles < most:
             rewritten = self._rewrite(self._choose(aim))
             if rewritten in tried:
                 return
             tried.add(rewritten)
-            temp = self._squeeze(rewritten, room, effort)
+            temp = rewritten.bench.unplanned.temp
+            # What was loosened too far is rather chosen again than brought down.
+            if looser == _MOST_LOOSENINGS or temp < _FAR_OVER * room:
+                temp = self._squeeze(rewritten, room, effort)
             predicted = self._room.predict(rewritten.variants)
             if temp > room:
-                aim = min(aim, predicted) - (temp - room) - margin
+                missed = predicted, temp
+                over = int((temp - room) * slope(fitted, missed))
+                aim = min(aim, predicted) - over - margin
                 margin += room // 200
                 looser = min(looser, 1)
             elif looser and (spare := self._spare(rewritten, temp, room)):
                 if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
-                looser -= 1
-                aim = predicted + int(0.9 * spare)
+                looser, fitted = looser - 1, (predicted, temp)
+                aim = predicted + int(0.9 * spare * slope(fitted, missed))
             else:
                 return
 
