@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from .fusing import FUSIBLE
 from .hlo import OwnedBuffer
 from .scopes import equation_of, place_of
 from .units import Graph, Unit
@@ -55,7 +56,10 @@ def standing_and_spread(
             spread[root].append(replace(group[0], origin="reader"))
         inside = {equation_of(name) for b in group for name in b.read_inside}
         is_cut = inside and all(
-            k in unit_of and _spreads(graph, unit_of[k], size) for k in inside
+            k is not None
+            and k in unit_of
+            and _spreads_inside(graph, unit_of[k], k, size)
+            for k in inside
         )
         passes = place in taken and not any(b.op_name for b in group)
         standing += 0 if tied or is_cut or passes else size
@@ -73,3 +77,14 @@ def _spreads(graph: Graph, unit: Unit, size: int) -> bool:
     """Whether a literal of the unit becomes an array of this many bytes."""
     results = (graph.equations[k].outputs[0] for k, _ in unit.literals)
     return any(graph.bytes(v) == size for v in results)
+
+
+def _spreads_inside(graph: Graph, unit: Unit, k: int, size: int) -> bool:
+    """Whether a literal of the unit, or of its equation `k`, is spread in its kernel.
+
+    In the step as written XLA may read an array there that it made for a library call.
+    """
+    if _spreads(graph, unit, size):
+        return True
+    is_kernel = graph.equations[unit.root].primitive.name in FUSIBLE
+    return is_kernel and graph.bytes(graph.equations[k].outputs[0]) == size
