@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ._budget import BudgetLike
+from ._budget import BudgetLike, parse_budget
 from ._errors import BudgetError, PlanError
 from ._frontier import frontier
 from ._plan_file import load_plan
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     try:
         _check_outputs(options)
+        _check_numbers(options)
         options.run(options)
         sys.stdout.flush()
     except UsageError as error:
@@ -138,6 +139,19 @@ def _check_outputs(options: argparse.Namespace) -> None:
                 raise UsageError(f"--{name} {error}") from None
             if suffix in IMAGES:
                 require("matplotlib", "plot", "pictures")
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    """Refuses numbers that mean nothing, before the step is even imported."""
+    try:
+        parse_budget(_budget(getattr(options, "budget", None)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--budget {options.budget}: {error}") from None
+    for name in ("time_limit", "points"):
+        number = getattr(options, name, None)
+        if number is not None and not number > 0:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} {number:g}: it has to be more than 0.")
 
 
 def _is_of_the_step(error: Exception) -> bool:

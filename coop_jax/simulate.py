@@ -30,6 +30,12 @@ _QUIET = 2.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 2 if it cannot run."""
     chosen = _parser().parse_args(arguments)
+    if chosen.steps_per_call < 1:
+        return _refused(f"--steps-per-call {chosen.steps_per_call}: at least 1.")
+    if chosen.out and (
+        chosen.out.is_dir() or not chosen.out.absolute().parent.is_dir()
+    ):
+        return _refused(f"--out {chosen.out}: not a file in a directory that is there.")
     try:
         policy = _policy(chosen)
         budget = _budget(chosen.budget)

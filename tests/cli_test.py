@@ -76,7 +76,7 @@ def test_a_budget_out_of_reach_is_explained(capsys) -> None:
         (["plan", "tests.small_step:walk", "--budget", "1GiB"], 2, "has no function"),
         (["plan", STEP, "--budget", "1GiB"], 2, "define `example_args()`"),
         (["plan", STEP, *ARGS[:2], "--donate", "state"], 2, "write argument numbers"),
-        (["plan", STEP, *ARGS, "--budget", "12G"], 1, "could mean GiB"),
+        (["plan", STEP, *ARGS, "--budget", "12G"], 2, "could mean GiB"),
         (["plan", STEP, *ARGS], 1, "this device reports none"),
         (["plan", STEP, *ARGS, "--budget", "1GiB", "--plot", "x.doc"], 2, "end it"),
         (["plan", STEP, *ARGS, "-o", "no/plan.json"], 2, "there is no directory no"),
@@ -136,6 +136,21 @@ def test_it_runs_as_a_module() -> None:
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.stdout.strip() == coop_jax.__version__
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--budget", "12 G"], "--budget 12 G: "),
+        (["--budget", "1.5"], "--budget 1.5: "),
+        (["--time-limit", "0"], "--time-limit 0: it has to be more than 0"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_usage(
+    option: list[str], said: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["plan", STEP, *ARGS, *option]) == 2
+    assert said in capsys.readouterr().err
 
 
 if __name__ == "__main__":

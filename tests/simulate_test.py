@@ -101,6 +101,16 @@ def test_a_bad_budget_is_refused(
     assert "budget" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options", [["--steps-per-call", "0"], ["--out", "/no/such/place/x.json"]]
+)
+def test_a_bad_option_is_refused_before_the_run(
+    trace: Path, capsys: pytest.CaptureFixture, options: list[str]
+) -> None:
+    assert main([str(trace), *options]) == 2
+    assert f"error: {' '.join(options)}: " in capsys.readouterr().err
+
+
 def test_a_bad_trace_is_refused_with_its_line(
     trace: Path, capsys: pytest.CaptureFixture
 ) -> None:

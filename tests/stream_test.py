@@ -80,6 +80,12 @@ GOOD = [
         (1, '{"format":"coop-trace","version":2}', "version 2 is not 1"),
         (2, '{"constant":"w","size":-8}', "'size' is a whole number of bytes.* not -8"),
         (2, '{"constant":"w","size":true}', "whole number of bytes"),
+        (2, f'{{"constant":"w","size":{2**64}}}', "'size' is at most"),
+        (
+            3,
+            f'{{"call":"f","outputs":{{"a":4}},"cost":{10**400}}}',
+            "'cost' is seconds",
+        ),
         (2, '{"constant":"","size":1}', "'constant' is a name"),
         (2, '{"constant":"w","size":8,"colour":1}', "a constant has no colour"),
         (3, '{"call":"f","inputs":["q"],"cost":1}', "tensor 'q' is not known"),

@@ -59,11 +59,11 @@ def _spread(
     """
     unit = profile.units[op]
     equation = profile.program.equations[unit.root]
+    # What is but a literal spread over an array would be one array for all times.
+    own = ((unit.root, 0),) if _is_spread_literal(equation) else ()
     if profile.platform == "cpu":
-        # What is but a literal spread over an array would be one array for all times.
-        own = ((unit.root, 0),) if _is_spread_literal(equation) else ()
         return (*unit.literals, *own, *(unit.scalars if calls_library else ()))
-    return unit.literals if op in spreading else ()
+    return (*(unit.literals if op in spreading else ()), *own)
 
 
 def _is_spread_literal(equation: Equation) -> bool:

@@ -6,13 +6,16 @@ Here is the syntax of one line; what lines mean together is in `workload`.
 """
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 FORMAT, VERSION = "coop-trace", 1
+
+_MOST_BYTES = 1 << 50
+"""Of one tensor; sums of very many are counted in 64 bits."""
 
 
 class TraceError(ValueError):
@@ -237,7 +240,7 @@ class _Fields:
     def cost(self, key: str) -> float:
         found = self.record.get(key)
         if isinstance(found, int | float) and not isinstance(found, bool):
-            if math.isfinite(found) and found >= 0:
+            if 0 <= found <= sys.float_info.max:
                 return float(found)
         raise self._error(key, "seconds, at least 0", found)
 
@@ -250,6 +253,8 @@ class _Fields:
     def _bytes(self, key: str, found: Any) -> int:
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
             raise self._error(key, "a whole number of bytes, at least 0", found)
+        if found > _MOST_BYTES:
+            raise self._error(key, f"at most {_MOST_BYTES:,} bytes", found)
         return found
 
     def _error(self, key: str, wanted: str, found: Any) -> TraceError:
