@@ -32,10 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     if chosen.steps_per_call < 1:
         return _refused(f"--steps-per-call {chosen.steps_per_call}: at least 1.")
-    if chosen.out and (
-        chosen.out.is_dir() or not chosen.out.absolute().parent.is_dir()
-    ):
-        return _refused(f"--out {chosen.out}: not a file in a directory that is there.")
+    out = chosen.out
+    if out and (out.is_dir() or not out.absolute().parent.is_dir()):
+        return _refused(f"--out {out}: not a file in a directory that is there.")
     try:
         policy = _policy(chosen)
         budget = _budget(chosen.budget)

@@ -8,6 +8,7 @@ not asked: they may be idle, or run another.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ _BYTES = 8
 _NO_PLAN = "0" * 2 * _BYTES
 
 
-def speakers(step: FlatStep) -> tuple[jax.Device, ...]:
+def speakers(step: FlatStep) -> tuple[Any, ...]:
     """One device for each process that runs the step; none if that is one alone."""
     if jax.process_count() == 1:
         return ()
@@ -34,9 +35,7 @@ def speakers(step: FlatStep) -> tuple[jax.Device, ...]:
     return tuple(of_process[p] for p in sorted(of_process)) if is_shared else ()
 
 
-def agree(
-    fingerprint: str | None, program: str, speakers: Sequence[jax.Device]
-) -> None:
+def agree(fingerprint: str | None, program: str, speakers: Sequence[Any]) -> None:
     """Compares this process's plan with those of the others that run the step.
 
     Args:
@@ -58,7 +57,7 @@ def agree(
         raise PlanError("the processes do not have the same plan", _listed(digests))
 
 
-def _gathered(mine: np.ndarray, speakers: Sequence[jax.Device]) -> np.ndarray:
+def _gathered(mine: np.ndarray, speakers: Sequence[Any]) -> np.ndarray:
     """What each of the processes passes as `mine`, in the order of the devices."""
     mesh = Mesh(np.array(speakers), ("processes",))
     (own,) = (d for d in speakers if d.process_index == jax.process_index())

@@ -158,11 +158,11 @@ def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
     """The buffers that `profile` looks at, named by equation or argument alone."""
     found = []
     for buffer in buffers:
-        equation = equation_of(buffer.op_name)
-        if equation is not None or buffer.origin == "constants":
+        equation, is_made_up = equation_of(buffer.op_name), buffer.origin == "constants"
+        if equation is not None or is_made_up:
             # Whether constants are made inside of a loop matters.
-            is_plain = equation is not None and buffer.origin != "constants"
-            name = scope(equation) if is_plain else of_place(buffer.op_name)
+            nested = of_place(buffer.op_name)
+            name = nested if equation is None or is_made_up else scope(equation)
             found.append(
                 replace(
                     buffer,
