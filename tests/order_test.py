@@ -1,13 +1,14 @@
 """What takes no bytes of the pool runs as soon as it can."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
-from coop_jax._planning.order import early_order, in_order
+from coop_jax._planning.order import early_order, in_order, longest_in_order
 from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._planning.validate import live_bytes, validate
 
@@ -144,6 +145,29 @@ def test_scalars_run_early_take_their_own_bytes_at_most(seed: int, length: int) 
     before = live_bytes(problem, problem.program_order)
     after = live_bytes(problem, order)
     assert max(after) <= max(before) + sum(small)
+
+
+def test_of_one_that_runs_first_and_one_that_runs_last_all_others_keep_their_order() -> (
+    None
+):
+    # The fourth runs in the first turn, the second in the last.
+    assert longest_in_order([1, 4, 2, 0, 3]) == {0, 2, 4}
+    assert longest_in_order([0, 1, 1, 2]) == {0, 1, 2, 3}
+    assert longest_in_order([]) == set()
+
+
+@given(st.lists(st.integers(0, 6), max_size=9))
+def test_no_more_could_keep_their_order(turns: list[int]) -> None:
+    found = sorted(longest_in_order(turns))
+    kept = [turns[op] for op in found]
+    assert kept == sorted(kept)
+    longest = max(
+        len(some)
+        for k in range(len(turns) + 1)
+        for some in itertools.combinations(turns, k)
+        if list(some) == sorted(some)
+    )
+    assert len(found) == longest
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import jax
 
 from .._plan import Action, Argument
 from .._planning.buffer_assignment import taken_over
+from .._planning.order import longest_in_order
 from .._planning.types import OpId, Problem, Schedule
 from .._planning.validate import live_bytes, live_ranges
 from .._program.cost import nbytes
@@ -30,6 +31,7 @@ def list_actions(
     """
     problem = profile.problem
     in_place = taken_over(problem, schedule)
+    stays = longest_in_order([runs[0] for runs in positions])
     found = []
     for v, value in enumerate(problem.values):
         op = problem.producer[v]
@@ -39,7 +41,7 @@ def list_actions(
         if len(runs) > 1:
             kind = "recomputed"
         else:
-            kind = "kept" if runs[0] == op else "moved"
+            kind = "kept" if not positions or op in stays else "moved"
         scope = str(profile.program.equations[profile.units[op].root].scope)
         found.append(
             Action(

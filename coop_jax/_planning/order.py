@@ -6,8 +6,9 @@ have to undo it step by step: what takes no bytes of the pool runs as soon as it
 """
 
 import heapq
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from .types import OpId, Problem, Schedule, ValueId
@@ -132,3 +133,27 @@ class _Order:
                 for v in spec.inputs
             )
         )
+
+
+def longest_in_order(turns: Sequence[int]) -> set[int]:
+    """The most ops that keep their order among each other.
+
+    Args:
+      turns: per op, in the order of the program, when it runs.
+
+    Returns:
+      Numbers of the ops of a longest sequence of turns that never falls.
+    """
+    last: list[
+        int
+    ] = []  # the op that ends the sequence of each length, at its earliest
+    before = [-1] * len(turns)
+    for op, turn in enumerate(turns):
+        length = bisect_right(last, turn, key=turns.__getitem__)
+        before[op] = last[length - 1] if length else -1
+        last[length : length + 1] = [op]
+    found, op = set[int](), last[-1] if last else -1
+    while op >= 0:
+        found.add(op)
+        op = before[op]
+    return found
