@@ -26,8 +26,8 @@ class Action:
     Attributes:
       name: primitive and the user's `file:line (function)`.
       size: bytes.
-      kind: "kept" as the step wrote it; "moved": computed later than written, once;
-        "recomputed": computed more than once.
+      kind: "kept" as the step wrote it; "moved": computed once, but not in its place
+        among the others; "recomputed": computed more than once.
       runs: how often it is computed.
       value: its number in `Plan.problem`.
       type: shape and dtype, as in `float32[8,256]`.

@@ -147,9 +147,7 @@ def test_scalars_run_early_take_their_own_bytes_at_most(seed: int, length: int) 
     assert max(after) <= max(before) + sum(small)
 
 
-def test_of_one_that_runs_first_and_one_that_runs_last_all_others_keep_their_order() -> (
-    None
-):
+def test_all_but_what_runs_first_and_what_runs_last_keep_their_order() -> None:
     # The fourth runs in the first turn, the second in the last.
     assert longest_in_order([1, 4, 2, 0, 3]) == {0, 2, 4}
     assert longest_in_order([0, 1, 1, 2]) == {0, 1, 2, 3}
