@@ -144,9 +144,8 @@ def longest_in_order(turns: Sequence[int]) -> set[int]:
     Returns:
       Numbers of the ops of a longest sequence of turns that never falls.
     """
-    last: list[
-        int
-    ] = []  # the op that ends the sequence of each length, at its earliest
+    # Per length, the op that ends such a sequence the earliest.
+    last: list[int] = []
     before = [-1] * len(turns)
     for op, turn in enumerate(turns):
         length = bisect_right(last, turn, key=turns.__getitem__)
