@@ -32,9 +32,15 @@ def accumulated(w: Any, x: Any) -> Any:
     return w - lax.scan(add, jnp.zeros((16, 16)), x.reshape(4, 16, 16))[0]
 
 
-def advice(step: Callable[..., Any], held: Any = HELD, **options: Any) -> str:
+def advice(
+    step: Callable[..., Any],
+    held: Any = HELD,
+    looked_inside: bool = False,
+    **options: Any,
+) -> str:
     traced = jax.jit(step, **options).trace(WEIGHT, X)
-    return "\n".join(advise(flat_step(traced, [WEIGHT, X]), 100, 4096, held, False))
+    flat = flat_step(traced, [WEIGHT, X])
+    return "\n".join(advise(flat, 100, 4096, held, False, looked_inside))
 
 
 def test_a_state_that_comes_back_is_to_be_donated_with_its_bytes() -> None:
@@ -54,6 +60,7 @@ def test_a_loop_is_named_where_it_holds_what_is_alive_at_the_peak() -> None:
     inside = [("inside scan", 2048, ""), ("tanh", 1024, "")]
     assert "A `scan` takes 2,048 bytes inside: apply" in advice(accumulated, inside)
     assert "scan" not in advice(accumulated, [("tanh", 2048, "")])
+    assert "scan" not in advice(accumulated, inside, looked_inside=True)
 
 
 def test_a_nested_jit_with_shardings_is_named() -> None:

@@ -12,8 +12,9 @@ _REMEDIES = {
     "shard_map": "take the loss inside, over all axes of its mesh",
     "jit": "pass the function beneath, without shardings of its own",
 }
+_LOOPS = ("scan", "while", "cond")
 _REMEDIES |= dict.fromkeys(
-    ("scan", "while", "cond"), "apply `jax.checkpoint` to what is differentiated inside"
+    _LOOPS, "apply `jax.checkpoint` to what is differentiated inside"
 )
 """What helps against bytes inside of an operation, by its primitive."""
 
@@ -24,6 +25,7 @@ def advise(
     budget: int,
     held: Sequence[tuple[str, int, str]],
     has_collectives: bool,
+    looked_inside: bool = False,
 ) -> Iterator[str]:
     """What would help this step in particular.
 
@@ -33,6 +35,8 @@ def advise(
       budget: bytes asked for.
       held: what is alive at the peak of its smallest program (`held_at_peak`).
       has_collectives: whether devices communicate in it.
+      looked_inside: whether bodies of its loops are planned, which leaves
+        `jax.checkpoint` nothing to do there.
     """
     if budget <= fixed:
         yield (
@@ -54,7 +58,7 @@ def advise(
     peak = sum(size for _, size, _ in held)
     for name, remedy in _REMEDIES.items():
         inside = sum(size for what, size, _ in held if what == f"inside {name}")
-        if inside > peak // 4:
+        if inside > peak // 4 and not (looked_inside and name in _LOOPS):
             yield f"A `{name}` takes {inside:,} bytes inside: {remedy}."
 
 

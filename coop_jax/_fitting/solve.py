@@ -284,13 +284,19 @@ class Workbench(Bench):
         least = nearest.surplus if all_fit and is_beyond else 0
         return max(least, nearest.surplus) + least_margin(room)
 
-    def infeasible(self, budget: int, effort: Effort) -> BudgetError:
-        """The error for a budget below everything reached."""
+    def infeasible(
+        self, budget: int, effort: Effort, looked_inside: bool = False
+    ) -> BudgetError:
+        """The error for a budget below everything reached.
+
+        Of a step whose loops were planned inside if `looked_inside`.
+        """
         floor = self.floor(effort)
         held = held_at_peak(floor.profile.problem, floor.schedule)
         if sum(size for _, size, _ in held) > _WRONG * floor.memory.temp:
             held = []  # XLA computes some of it inside of what reads it
         fixed, communicating = self.unplanned.fixed, communicates(self.buffers)
-        advice = advise(self.step, fixed, budget, held, communicating)
+        about = fixed, budget, held, communicating, looked_inside
+        advice = advise(self.step, *about)
         plan = self.describe(floor, budget)
         return BudgetError(budget, floor.memory.total, held, list(advice), plan)

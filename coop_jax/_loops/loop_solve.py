@@ -393,6 +393,8 @@ class LoopWorkbench:
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         floor = self.floor(effort)
-        error = self.programs.bench_of(floor).infeasible(budget, effort)
+        known = self.programs.rewriting_of(floor)
+        inside = known is not None and bool(known.plans or known.bodies)
+        error = self.programs.bench_of(floor).infeasible(budget, effort, inside)
         error.plan = self.describe(floor, budget)
         return error

@@ -117,10 +117,9 @@ def _advice(plan: "Plan", planned: Timeline, budget: int | None) -> Iterator[str
             f"{_exact(planned.fixed['outputs'])} of outputs have bytes of their own."
         )
     wholes = [op for op in plan.problem.ops if op.name in ("scan", "while", "cond")]
-    if (
-        wholes
-        and max(op.workspace for op in wholes) > _WORTH_SAYING * plan.measured.temp
-    ):
+    inside = max((op.workspace for op in wholes), default=0)
+    is_planned = plan.bodies or plan.loops
+    if inside > _WORTH_SAYING * plan.measured.temp and not is_planned:
         yield "  - Apply `jax.checkpoint` to what is differentiated inside the loops."
     if budget is not None and plan.measured.total > budget:
         yield f"  - Raise the budget to {plan.measured.total:,} bytes."
