@@ -67,12 +67,16 @@ class BudgetError(ValueError):
         return BudgetError, given
 
 
+_PLAN_AGAIN = "Plan again: `coop_jax.remat(step, budget).plan(*args).save(path)`."
+
+
 class PlanError(ValueError):
     """A saved plan cannot be used.
 
     Attributes:
       summary: what was refused.
       reasons: sentences on what stands in the way.
+      remedy: what to do.
 
     Example:
       >>> try:
@@ -81,18 +85,18 @@ class PlanError(ValueError):
       ...     print(error.reasons[0])
     """
 
-    def __init__(self, summary: str, reasons: Sequence[str]) -> None:
+    def __init__(
+        self, summary: str, reasons: Sequence[str], remedy: str = _PLAN_AGAIN
+    ) -> None:
         self.summary = summary
         self.reasons = tuple(reasons)
+        self.remedy = remedy
         lines = [f"`coop_jax`: {summary}."]
         lines += [f"  - {reason}" for reason in self.reasons]
-        lines.append(
-            "Plan again: `coop_jax.remat(step, budget).plan(*args).save(path)`."
-        )
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([*lines, remedy]))
 
     def __reduce__(self):
-        return PlanError, (self.summary, self.reasons)
+        return PlanError, (self.summary, self.reasons, self.remedy)
 
 
 def _headline(budget: int, floor: int | None) -> str:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from coop_jax._program.flatten import flatten
-from coop_jax._program.gathering import gathered
+from coop_jax._program.gathering import gathered, held
 from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.roots import choose_roots
 from coop_jax._program.shards import communicates, localized
@@ -119,6 +119,7 @@ def test_an_argument_is_gathered_if_it_is_moved_by_its_own_name(
     assert (weight in moved) == found
     # The casts and the sine of the weight are made of it alone.
     assert len(moved) == (4 if found else 0)
+    assert held(program, buffers, by_equation, moved) == tuple(buffers * found)
 
 
 def test_what_is_whole_on_each_device_is_not_gathered() -> None:
@@ -126,7 +127,9 @@ def test_what_is_whole_on_each_device_is_not_gathered() -> None:
     # Names count the arguments of the step, of which a mapped program may have fewer.
     for name in ("values[0]", "values[7]"):
         buffers = [replace(owned("all-gather", WHOLE)[0], op_name=name)]
-        assert not gathered(program, buffers, {})
+        moved = gathered(program, buffers, {})
+        assert not moved
+        assert held(program, buffers, {}, moved) == ()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,11 @@ def agree(fingerprint: str | None, program: str, speakers: Sequence[Any]) -> Non
         for device, row in zip(speakers, _gathered(mine, speakers), strict=True)
     }
     if len(set(digests.values())) > 1:
-        raise PlanError("the processes do not have the same plan", _listed(digests))
+        raise PlanError(
+            "the processes do not have the same plan",
+            _listed(digests),
+            "Or plan in one of them, save the plan, and pass it as `plan=` in all.",
+        )
 
 
 def _gathered(mine: np.ndarray, speakers: Sequence[Any]) -> np.ndarray:

@@ -6,7 +6,7 @@ batch is split too, but each device computes on its own part.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .cost import nbytes
 from .fusing import FUSIBLE
@@ -54,7 +54,7 @@ def held(
     program: Program,
     buffers: Sequence[OwnedBuffer],
     owned: Mapping[int, Sequence[OwnedBuffer]],
-    moved: Collection[Variable],
+    moved: frozenset[Variable],
 ) -> tuple[OwnedBuffer, ...]:
     """The buffers that gathered values lie in once they are moved.
 
@@ -66,12 +66,14 @@ def held(
       owned: those that an equation owns, by equation.
       moved: what `gathered` found.
     """
-    arguments = program.arguments
+    if not moved:
+        return ()
+    arguments, equations = program.arguments, program.equations
     found = [
         b for b in buffers if (k := moved_argument(b)) >= 0 and arguments[k] in moved
     ]
     for k, own in owned.items():
-        if all(v in moved for v in program.equations[k].outputs):
+        if moved.issuperset(equations[k].outputs):
             found += filter(is_moved, own)
     return tuple(found)
 
