@@ -293,10 +293,10 @@ class Workbench(Bench):
         """
         floor = self.floor(effort)
         held = held_at_peak(floor.profile.problem, floor.schedule)
-        if sum(size for _, size, _ in held) > _WRONG * floor.memory.temp:
-            held = []  # XLA computes some of it inside of what reads it
         fixed, communicating = self.unplanned.fixed, communicates(self.buffers)
         about = fixed, budget, held, communicating, looked_inside
         advice = advise(self.step, *about)
+        if sum(size for _, size, _ in held) > _WRONG * floor.memory.temp:
+            held = []  # XLA computes some of it inside of what reads it
         plan = self.describe(floor, budget)
         return BudgetError(budget, floor.memory.total, held, list(advice), plan)
