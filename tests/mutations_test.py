@@ -26,6 +26,15 @@ class Module:
         return cls(*leaves)
 
 
+@jax.tree_util.register_pytree_node_class
+class Copied(Module):
+    """Makes its leaves whenever it is asked for them."""
+
+    def tree_flatten(self) -> Any:
+        leaves = (self.weight, self.count)
+        return tuple(x + 0 if hasattr(x, "ndim") else x for x in leaves), None
+
+
 def module() -> Module:
     return Module(jnp.eye(8), jnp.zeros(()))
 
@@ -85,6 +94,7 @@ def test_what_a_step_sets_and_does_not_return_is_lost_with_a_warning(
         (returning_some, module()),
         (making_another, module()),
         (changing_a_dict, {"x": jnp.ones((8, 8))}),
+        (making_another, Copied(jnp.eye(8), jnp.zeros(()))),
     ],
 )
 def test_nothing_is_said_where_nothing_is_lost(step: Any, argument: Any) -> None:

@@ -41,11 +41,15 @@ def _nodes(tree: Any) -> Iterator[tuple[str, Any]]:
         tree, is_leaf=lambda node: not isinstance(node, _CONTAINERS)
     )
     for (position, *path), node in paths:
-        is_leaf = jax.tree_util.all_leaves([node])
-        # Of one that makes its leaves whenever it is asked nothing can be said.
-        if not is_leaf and list(map(id, _leaves(node))) == list(map(id, _leaves(node))):
-            name = ("args", "kwargs")[position.idx]
-            yield name + jax.tree_util.keystr(tuple(path)), node
+        if jax.tree_util.all_leaves([node]) or _makes_leaves(node):
+            continue
+        name = ("args", "kwargs")[position.idx]
+        yield name + jax.tree_util.keystr(tuple(path)), node
+
+
+def _makes_leaves(node: Any) -> bool:
+    """Whether an object makes its leaves when it is asked, so that they say nothing."""
+    return any(a is not b for a, b in zip(_leaves(node), _leaves(node), strict=True))
 
 
 def _leaves(node: Any) -> list[Any]:
