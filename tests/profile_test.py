@@ -712,6 +712,16 @@ def test_layers_that_are_not_trained_leave_no_constants() -> None:
     assert found.standing == 0
 
 
+def plan_of_updates(
+    loss: Callable[..., Any], budget: float, weights: list[jax.Array], x: jax.Array
+) -> coop_jax.Plan:
+    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights, x))
+
+    planned = coop_jax.remat(step, budget, donate_argnums=0, progress=False)
+    return planned.plan(weights, x)
+
+
 def test_an_array_of_a_constant_that_kernels_spread_themselves_does_not_stand() -> None:
     """XLA makes it for a library's sum, and other kernels read it as it is there."""
 
@@ -720,11 +730,7 @@ def test_an_array_of_a_constant_that_kernels_spread_themselves_does_not_stand() 
             x = jax.nn.gelu(jax.nn.standardize(x @ w, epsilon=0.1))
         return jnp.mean(x**2)
 
-    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
-        return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights, x))
-
-    args = [jnp.eye(64)] * 4, jnp.ones((2048, 64))
-    plan = coop_jax.remat(step, 0.5, donate_argnums=0, progress=False).plan(*args)
+    plan = plan_of_updates(loss, 0.5, [jnp.eye(64)] * 4, jnp.ones((2048, 64)))
     assert 0.99 < plan.predicted / plan.measured.total < 1.02
 
 
@@ -736,11 +742,7 @@ def test_what_constants_make_inside_of_a_branch_comes_and_goes_with_it() -> None
             x = jnp.tanh(x @ jax.scipy.linalg.expm(w - w.T))
         return jnp.mean(x**2)
 
-    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
-        return jax.tree.map(jnp.subtract, weights, jax.grad(loss)(weights, x))
-
-    args = [jnp.eye(16)] * 4, jnp.ones((256, 16))
-    plan = coop_jax.remat(step, 0.7, donate_argnums=0, progress=False).plan(*args)
+    plan = plan_of_updates(loss, 0.7, [jnp.eye(16)] * 4, jnp.ones((256, 16)))
     assert 0.85 < plan.predicted / plan.measured.total < 1.15
     assert plan.measured.total > 0.85 * (plan.budget or 0)
 

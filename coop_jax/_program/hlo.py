@@ -204,16 +204,8 @@ class _Names:
         """
         if not (place and instruction.opcode.startswith(COLLECTIVES)):
             return ""
-        elements = [r for r in self._beyond_ends(instruction) if _is_at(r, place)]
+        elements = [r for r in self._beyond(instruction, "-done") if _is_at(r, place)]
         return next((r.metadata.op_name for r in elements), "")
-
-    def _beyond_ends(self, instruction: Any) -> list[Any]:
-        """What reads it, or the end of a collective that it starts."""
-        found = []
-        for reader in self._readers[instruction.id]:
-            is_end = reader.opcode.endswith("-done")
-            found += self._beyond_ends(reader) if is_end else [reader]
-        return found
 
     def call(self, instruction: Any) -> Any | None:
         """The call without a name that this is, or that it was made up for."""
@@ -270,10 +262,14 @@ class _Names:
 
     def _beyond_views(self, instruction: Any) -> list[Any]:
         """What reads it, or a bitcast of it."""
+        return self._beyond(instruction, "bitcast")
+
+    def _beyond(self, instruction: Any, ending: str) -> list[Any]:
+        """What reads it, through instructions whose opcodes end so."""
         found = []
         for reader in self._readers[instruction.id]:
-            is_view = reader.opcode == "bitcast"
-            found += self._beyond_views(reader) if is_view else [reader]
+            is_passed = reader.opcode.endswith(ending)
+            found += self._beyond(reader, ending) if is_passed else [reader]
         return found
 
     def is_viewed(self, instruction: Any, place: list[int]) -> bool:

@@ -155,7 +155,10 @@ def _on_shelf(
 
 
 def named_buffers(buffers: Sequence[OwnedBuffer]) -> tuple[OwnedBuffer, ...]:
-    """The buffers that `profile` looks at, named by equation or argument alone."""
+    """The buffers that `profile` looks at, named by equation or argument alone.
+
+    Those made of constants are named by their place.
+    """
     found = []
     for buffer in buffers:
         equation, is_made_up = equation_of(buffer.op_name), buffer.origin == "constants"
