@@ -18,6 +18,7 @@ from coop_jax._program.hlo import (
     owned_buffers,
 )
 from coop_jax._program.hlo_messages import message_class
+from coop_jax._program.scopes import place_of
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -94,6 +95,7 @@ def test_what_xla_makes_of_constants_alone_is_told_apart() -> None:
 # A fusion that writes the maximum of its operand and zeros, and the zeros as well.
 FUSED_ZEROS = {
     "module": {
+        "entry_computation_id": 1,
         "computations": [
             {
                 "id": 1,
@@ -137,7 +139,7 @@ FUSED_ZEROS = {
                     {"id": 24, "opcode": "tuple", "operand_ids": [23, 22]},
                 ],
             },
-        ]
+        ],
     },
     "buffer_assignment": {
         "logical_buffers": [
@@ -237,6 +239,41 @@ def test_what_others_read_too_is_not_said_to_be_read_inside(tmp_path: Path) -> N
     assert made_up.read_inside == ()
 
 
+def loop(number: int, name: str, body: int) -> dict[str, Any]:
+    loop = {"id": number, "opcode": "while", "metadata": {"op_name": name}}
+    return {**loop, "called_computation_ids": [body]}
+
+
+def bodies_named_after_the_first() -> dict[str, Any]:
+    """Two loops with loops inside, as XLA:GPU leaves them where bodies are equal."""
+    outer = [f"step/coop_eqn_{k}/while" for k in (1, 2)]
+    inner = f"{outer[0]}/body/coop_row_3/while"
+    constant = {"opcode": "broadcast", "metadata": {"op_name": "step/coop_eqn_0/zeros"}}
+    sine = {"opcode": "sine", "metadata": {"op_name": f"{inner}/body/coop_row_1/sin"}}
+    loops = [loop(10 + k, name, 20 + k) for k, name in enumerate(outer)]
+    computations: list[dict[str, Any]] = [{"id": 1, "instructions": loops}]
+    for k in range(2):
+        inside = [loop(30 + k, inner, 40 + k), {"id": 50 + k, **constant}]
+        computations.append({"id": 20 + k, "instructions": inside})
+        computations.append({"id": 40 + k, "instructions": [{"id": 60 + k, **sine}]})
+    numbers = (50, 51, 60, 61)
+    return {
+        "module": {"entry_computation_id": 1, "computations": computations},
+        "buffer_assignment": {
+            "logical_buffers": [
+                {"id": n, "defined_at": {"instruction_id": n}} for n in numbers
+            ],
+            "allocations": [{"assigned": [{"logical_buffer_id": n} for n in numbers]}],
+        },
+    }
+
+
+def test_equal_bodies_are_named_after_the_loops_that_run_them(tmp_path: Path) -> None:
+    buffers = owned_buffers(None, dumped(tmp_path, bodies_named_after_the_first()))
+    places = [place_of(buffer.op_name) for buffer in buffers]
+    assert places == [(0,), (0,), (1, 3, 1), (2, 3, 1)]
+
+
 def padded(name: str) -> dict[str, Any]:
     """A relu fused into a pad of this name, which two convolutions of cuDNN read."""
     convolutions = [
@@ -267,10 +304,11 @@ def padded(name: str) -> dict[str, Any]:
     logical = {"id": 0, "defined_at": {"instruction_id": 11}}
     return {
         "module": {
+            "entry_computation_id": 1,
             "computations": [
                 {"id": 1, "root_id": 13, "instructions": entry},
                 {"id": 2, "root_id": 22, "instructions": [parameters[1], relu, pad]},
-            ]
+            ],
         },
         "buffer_assignment": {
             "logical_buffers": [logical],

@@ -666,6 +666,35 @@ def test_where_predictions_are_far_off_what_was_measured_leads_between():
     assert more.measured.total > 0.85 * (more.budget or 0)
 
 
+def test_a_whole_scan_is_not_run_again_where_keeping_less_is_cheaper():
+    """Of two recurrent layers, in what a checkpoint of the cell takes."""
+
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = lstm(w, y)
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    args = [jnp.ones((64, 128))] * 2, jnp.ones((64, 128, 32))
+    planned = coop_jax.remat(step, 0.3, donate_argnums=0)
+    assert planned.plan(*args).flops < 1.4
+
+
+def lstm(w, inputs):
+    def cell(state, x):
+        y, c = state
+        i, f, g, o = jnp.split(jnp.concatenate([x, y], -1) @ w, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        y = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (y, c), y
+
+    zeros = jnp.zeros_like(inputs[0])
+    return lax.scan(cell, (zeros, zeros), inputs)[1]
+
+
 def test_the_smallest_of_an_unrolled_scan_is_as_small_as_any():
     def loss(weights, x):
         return jnp.mean(layers_of(x, weights, unroll=True) ** 2)

@@ -734,6 +734,25 @@ def test_an_array_of_a_constant_that_kernels_spread_themselves_does_not_stand() 
     assert 0.99 < plan.predicted / plan.measured.total < 1.02
 
 
+@pytest.mark.parametrize("is_written_over", [False, True])
+def test_what_a_loop_starts_from_and_writes_over_comes_and_goes_with_it(
+    is_written_over: bool,
+) -> None:
+    """As the zeros of what a scan stacks."""
+
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda y, _: (y @ x, y), x, length=8)[1]
+
+    _, step, _ = profiled(loop, SQUARE)
+    size = 8 * 64 * 64 * 4
+    buffers = [owned(step, "scan", size, origin="constants")]
+    if is_written_over:
+        buffers.append(owned(step, "scan", size))
+    found = profile(step.program, buffers, 0, "cpu")
+    assert found.standing == (0 if is_written_over else size)
+    assert [op.workspace for op in found.problem.ops] == [0]
+
+
 def test_what_constants_make_inside_of_a_branch_comes_and_goes_with_it() -> None:
     """`expm` differentiates a branch that stacks zeros, in each of four layers."""
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._planning.types import Problem
 from .._planning.validate import live_bytes
+from .._program.profile import Profile
 from .loop_plan import Variant, choose
 from .loop_sites import Site
 
@@ -19,26 +19,20 @@ class LoopRoom:
     """The bytes of a step by those of its pairs.
 
     Args:
-      problem: of the step as written.
+      profile: of the step as written.
       temp: bytes of temporaries that XLA took for it.
       sites: its pairs.
-      ops: per pair, the first and last op of the problem over which it holds bytes.
-      partitions: devices that share the bytes of a pair.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        temp: int,
-        sites: Sequence[Site],
-        ops: Sequence[tuple[int, int]],
-        partitions: int,
-    ):
+    def __init__(self, profile: Profile, temp: int, sites: Sequence[Site]):
+        problem = profile.problem
         self._alive = np.array(live_bytes(problem, problem.program_order), np.int64)
         self._surplus = temp - int(self._alive.max(initial=0))
         self._sites = sites
-        self._ops = ops
-        self._partitions = partitions
+        self._partitions = profile.program.partitions
+        op_of = {unit.root: op for op, unit in enumerate(profile.units)}
+        # The first and last op over which each pair holds bytes.
+        self._ops = [tuple(op_of[k] for k in site.equations) for site in sites]
 
     def predict(self, variants: Sequence[Variant]) -> int:
         """Bytes of temporaries with these variants."""

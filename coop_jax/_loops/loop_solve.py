@@ -63,7 +63,7 @@ class LoopWorkbench:
         self.plain = Workbench(step, policy, cost_model, inplace)
         # The online policies are published for straight lines, and stay that.
         self.sites = self._find_sites() if policy == "coop" else []
-        self._room = self._room_of_pairs()
+        self._room = LoopRoom(self.plain.profile, self.unplanned.temp, self.sites)
         written = sum(site.written for site in self.sites)
         self.programs = LoopPrograms(self.plain, written)
         self._seconds_inside = 0.0
@@ -295,9 +295,11 @@ class LoopWorkbench:
             # The plan was thought to fit: the next aims lower by what it is over.
             aim -= over
         if temp > room:
-            budget = room + self.unplanned.fixed
-            candidate = rewritten.bench.try_once(budget, effort)
-            temp = min(temp, candidate.memory.temp) if candidate else temp
+            bench = rewritten.bench
+            found = bench.try_once(room + self.unplanned.fixed, effort)
+            less = self._cost_of_less(rewritten, temp - room)
+            if found and found.cost - bench.baseline.cost <= less:
+                temp = min(temp, found.memory.temp)
         return temp
 
     def _plan_smallest(self, budget: int, effort: Effort) -> None:
@@ -373,16 +375,6 @@ class LoopWorkbench:
 
     def _bench(self, step: FlatStep, what: str) -> Workbench:
         return Workbench(step, self.policy, self.cost_model, self.inplace, what)
-
-    def _room_of_pairs(self) -> LoopRoom:
-        op_of = {u.root: op for op, u in enumerate(self.plain.profile.units)}
-        ops = [
-            (op_of[first], op_of[last])
-            for first, last in (site.equations for site in self.sites)
-        ]
-        partitions = self.step.program.partitions
-        problem, temp = self.plain.problem, self.unplanned.temp
-        return LoopRoom(problem, temp, self.sites, ops, partitions)
 
     def _find_sites(self) -> list[Site]:
         program = self.step.program

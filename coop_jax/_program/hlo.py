@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .hlo_messages import parse
+from .merged_bodies import name_by_loop
 from .scopes import place_of
 
 _NOT_WRITTEN = ("parameter", "tuple", "while", "conditional", "call")
@@ -94,6 +95,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
         themselves (GPU).
     """
     module, assignment = _module_and_assignment(compiled, dump)
+    name_by_loop(module)
     instructions = {i.id: i for c in module.computations for i in c.instructions}
     sizes = {
         b.defined_at.instruction_id: b.size

@@ -31,7 +31,13 @@ from .shelving import shelved, without
 from .standing import bytes_of, standing_and_spread
 from .trace import Program, Variable
 from .units import Graph, Unit
-from .workspace import with_shared_by_reader, with_turned_operands, without_starts
+from .workspace import (
+    Owned,
+    Place,
+    with_shared_by_reader,
+    with_turned_operands,
+    without_starts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +102,7 @@ def profile(
     units = tuple(graph.unit(k, roots) for k in sorted(roots))
     made_up = [b for b in buffers if b.origin == "constants" and b.is_temporary]
     left = [b for b in made_up if equation_of(b.op_name) not in pools]
-    taken = {b.place for own in owned.values() for b in own if b.origin == "equation"}
-    standing, spread = standing_and_spread(graph, units, left, taken)
+    standing, spread = standing_and_spread(graph, units, left, _written(owned))
     owned = with_shared_by_reader(graph, without_starts(graph, units, owned))
     owned = with_turned_operands(graph, owned)
     sent = gathered(program, buffers, owned)
@@ -138,6 +143,16 @@ def profile(
         sent,
         tuple(found.variables[v] for v in on_shelf),
     )
+
+
+def _written(owned: Owned) -> dict[Place, set[int]]:
+    """The places that results of equations lie in, and whose."""
+    found: dict[Place, set[int]] = defaultdict(set)
+    for k, buffers in owned.items():
+        for buffer in buffers:
+            if buffer.origin == "equation":
+                found[buffer.place].add(k)
+    return found
 
 
 def _on_shelf(

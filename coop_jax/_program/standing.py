@@ -1,7 +1,7 @@
 """Arrays that XLA makes of constants alone, and may hold all the time."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .fusing import FUSIBLE
@@ -15,7 +15,7 @@ def standing_and_spread(
     graph: Graph,
     units: Sequence[Unit],
     buffers: Sequence[OwnedBuffer],
-    taken: Collection[Place],
+    written: Mapping[Place, Collection[int]],
 ) -> tuple[int, dict[int, list[OwnedBuffer]]]:
     """What becomes of `buffers`, arrays that XLA made of constants alone.
 
@@ -23,14 +23,15 @@ def standing_and_spread(
       graph: of the program.
       units: of the graph.
       buffers: the arrays, each once for every reader.
-      taken: places that results of equations lie in. An array without a name that
-        shares one does not stand all the time.
+      written: places that results of equations lie in, and whose. An array without a
+        name that shares one does not stand all the time.
 
     Returns:
       Bytes that stand all the time, and per root the arrays that it reads and that a
       literal of it is spread into: tied, those come and go with it, as do those made in
-      a loop or branch. Those that literals of others are spread into, inside of a
-      kernel of many, go with the kernel.
+      a loop or branch, and those that a loop alone starts from and writes over. Those
+      that literals of others are spread into, inside of a kernel of many, go with the
+      kernel.
     """
     unit_of: dict[int | None, Unit] = {
         k: unit for unit in units for k in (*unit.inlined, unit.root)
@@ -52,6 +53,8 @@ def standing_and_spread(
             for unit, is_inside in reading
             if is_inside or _spreads(graph, unit, size)
         }
+        if len(reading) == 1:
+            tied |= {u.root for u, _ in reading if u.root in written.get(place, ())}
         for root in tied:
             spread[root].append(replace(group[0], origin="reader"))
         inside = {equation_of(name) for b in group for name in b.read_inside}
@@ -61,7 +64,7 @@ def standing_and_spread(
             and _spreads_inside(graph, unit_of[k], k, size)
             for k in inside
         )
-        passes = place in taken and not any(b.op_name for b in group)
+        passes = place in written and not any(b.op_name for b in group)
         standing += 0 if tied or is_cut or passes else size
     return standing, spread
 
