@@ -95,6 +95,37 @@ def test_what_reads_an_updated_weight_comes_after_it() -> None:
     assert joined(problem, [[0, 1], [2], [3], [4]]) == [[0, 2], [1, 3], [4]]
 
 
+def gelu(*, is_overwritten: bool) -> Problem:
+    """An activation and its gradient: a product, tanh, gelu, and so on back."""
+    in_place = ((2, 5),) if is_overwritten else ()
+    return Problem(
+        (
+            Op("product", (0,), (1,), 1.0),
+            Op("tanh", (1,), (2,), 1.0),
+            Op("gelu", (1, 2), (3,), 1.0),
+            Op("gradient of weights", (3,), (6,), 1.0),
+            Op("product", (0,), (4,), 1.0),
+            Op("gradient of tanh", (1, 2, 4), (5,), 1.0, in_place=in_place),
+        ),
+        (Value("x", 0, is_argument=True), *(Value(f"y{k}", 8) for k in range(1, 6)),
+         Value("weights", 0, is_output=True)),
+    )  # fmt: skip
+
+
+def test_what_the_peak_has_to_overwrite_is_no_result_of_a_kernel_of_several() -> None:
+    cut, products = [[0], [1, 2, 3], [4], [5]], {0, 3, 4}
+    apart = joined(gelu(is_overwritten=True), cut, alone=products)
+    assert [part for part in apart if 1 in part] in ([[1]], [[0, 1]])
+    together = joined(gelu(is_overwritten=False), cut, alone=products)
+    assert any({1, 2} <= {*part} for part in together)
+    # Nothing is near the peak where another takes as much again.
+    roomy = gelu(is_overwritten=True)
+    wide = dataclasses.replace(roomy.ops[0], workspace=40)
+    roomy = dataclasses.replace(roomy, ops=(wide, *roomy.ops[1:]))
+    together = joined(roomy, cut, alone=products)
+    assert any({1, 2} <= {*part} for part in together)
+
+
 def test_an_array_written_before_all_else_of_a_part_fits_beside_all_it_makes() -> None:
     values = (Value("x", 0, is_argument=True), Value("y0", 2000))
     values += tuple(Value(f"y{k}", 8) for k in range(1, 4))

@@ -184,6 +184,33 @@ def with_a_watershed(bench: Workbench) -> tuple[Planned, int]:
     raise AssertionError("no plan needs a watershed")
 
 
+@pytest.mark.gpu
+def test_described_what_the_peak_has_to_overwrite_is_a_kernel_of_its_own() -> None:
+    """XLA makes one kernel of gelu and of what its gradient reads and overwrites."""
+
+    def step(weights, x):
+        def loss_of(weights):
+            y = x
+            for up, down in weights:
+                y = y + jax.nn.gelu(y @ up) @ down
+            return jnp.mean(y**2)
+
+        return jax.tree.map(
+            lambda w, g: w - 0.1 * g, weights, jax.grad(loss_of)(weights)
+        )
+
+    up, down = (
+        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 1024), (1024, 256))
+    )
+    x = jax.ShapeDtypeStruct((ROWS, 256), jnp.float32)
+    bench = described(step, [(up, down)] * 3, x)
+    room = int(0.35 * bench.unplanned.temp)
+    found = plan(bench.problem, room, Effort(), is_packed=True)
+    temp = memory_use(bench.step.compile(emit(bench.profile, found.positions))).temp
+    assert found.fits
+    assert temp < 1.02 * found.size
+
+
 takes_over_across_barriers = pytest.mark.skipif(
     jax.__version_info__ < (0, 12), reason="XLA:GPU left tuples where barriers were"
 )

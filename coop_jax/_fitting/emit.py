@@ -65,7 +65,7 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
         cut = parts(profile.problem, positions, ends)
         if not on_cpu:
             apart = profile.calls.keys() | _by_rows(profile, spreading)
-            cut = joined(profile.problem, cut, apart, spreading)
+            cut = joined(profile.problem, cut, apart, spreading, alone)
         return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned

@@ -18,6 +18,7 @@ from itertools import accumulate, chain
 
 from .._planning.types import OpId, Problem, ValueId
 from .._planning.validate import live_bytes, live_ranges
+from .handing import Handing
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
@@ -50,20 +51,26 @@ def joined(
     parts: Sequence[Sequence[OpId]],
     apart: Set[OpId] = frozenset(),
     spreading: Set[OpId] = frozenset(),
+    alone: Set[OpId] = frozenset(),
 ) -> list[list[OpId]]:
     """Parts put together while they fit the plan's own peak in whatever order they run.
 
     What a joined part makes is all taken to be alive at once, with all that was alive
     before it. What runs twice does so in two parts: XLA would merge it with itself. An
-    update of what a part reads for something else is a part after it.
+    update of what a part reads for something else is a part after it. What has to be a
+    kernel of its own (`handing`) is a part without what it would be one with.
 
     Args:
       problem: what is planned.
       parts: in the order they run.
       apart: ops that stay in the parts they are in.
       spreading: ops whose workspace XLA may write before all else of a part.
+      alone: ops that XLA fuses with no other.
     """
-    most = max(live_bytes(problem, tuple(chain(*parts))), default=0)
+    schedule = tuple(chain(*parts))
+    most = max(live_bytes(problem, schedule), default=0)
+    handing = Handing(problem, schedule, alone)
+    parts = [piece for part in parts for piece in handing.set_apart(part)]
     before = _before(problem, parts)
     updates = overwriting(problem)
     found: list[list[OpId]] = []
@@ -71,6 +78,7 @@ def joined(
     inside, held, workspace, is_open = set[OpId](), 0, 0, False
     for part, alive in zip(parts, before, strict=True):
         can_join = apart.isdisjoint(part)
+        keeps = any(handing.is_broken_by(op, inside) for op in part)
         made = sum(
             problem.values[v].size for op in part for v in problem.ops[op].outputs
         )
@@ -78,7 +86,8 @@ def joined(
         needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
         waits = _waiting(problem, updates, part, late, found[-1]) if is_open else None
-        if waits is not None and can_join and fits and inside.isdisjoint(part):
+        is_new = inside.isdisjoint(part) and not keeps
+        if waits is not None and can_join and fits and is_new:
             found[-1] += part
             waits = _with_sources(problem, updates, waits, found[-1])
             found[-1] = [op for op in found[-1] if op not in waits]
