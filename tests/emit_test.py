@@ -14,13 +14,14 @@ from jax import lax
 from validate_test import random_problem
 
 from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.cutting import cut_into_parts
 from coop_jax._fitting.emit import emit
 from coop_jax._fitting.parts import joined, overwriting, parts
 from coop_jax._measure import memory_use
 from coop_jax._planning.planner import Effort, plan
 from coop_jax._planning.types import Op, Problem, Value
 from coop_jax._planning.validate import live_bytes, peak_bytes
-from coop_jax._program.hlo import owned_buffers
+from coop_jax._program.hlo import OwnedBuffer, owned_buffers
 from coop_jax._program.profile import profile
 from coop_jax._program.scopes import scope
 
@@ -166,6 +167,28 @@ def reads_what_is_made(problem: Problem, order: list[int]) -> bool:
             return False
         made.update(problem.ops[op].outputs)
     return True
+
+
+def test_rows_of_two_products_by_group_do_not_come_one_after_the_other() -> None:
+    """XLA:GPU writes the rows of both in one kernel."""
+
+    def products(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        return lax.ragged_dot(lax.ragged_dot(x, w, sizes), w, sizes)
+
+    shapes = (64, 32), (4, 32, 32)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+    flat = flat_step(jax.jit(products).trace(*args, sizes), [*args, sizes])
+    size = 4 * 64 * 32 * 4
+    buffers = [
+        OwnedBuffer(scope(k), "fusion", size, 0, k * size, True)
+        for k, equation in enumerate(flat.program.equations)
+        if equation.primitive.name == "ragged_dot_general"
+    ]
+    found = profile(flat.program, buffers, 0, "gpu")
+    home = [(op,) for op in found.problem.program_order]
+    assert [op.workspace for op in found.problem.ops] == [size, size]
+    assert cut_into_parts(found, home) == [[0], [1]]
 
 
 def in_any_order(problem: Problem, part: list[int], rng: random.Random) -> list[int]:

@@ -20,7 +20,6 @@ front of one part XLA's clock is put forward (`watershed`). The barriers vanish 
 buffer assignment and cost nothing at run time.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -29,17 +28,17 @@ from jax import lax
 
 from .._native.inplace import call
 from .._native.program_words import InplaceProgram
-from .._planning.types import OpId, Problem
+from .._planning.types import OpId
 from .._program.cost import nbytes
-from .._program.fusing import fusible
 from .._program.profile import Profile
 from .._program.shelving import small_size
 from .._program.trace import Atom, Literal, Variable, read
-from .._program.units import Unit, has_call
+from .._program.units import Unit
+from .cutting import cut_into_parts, ops_alone, ops_spreading
 from .layouts import row_major, turned
 from .literals import Place, bind, passing
 from .overwritten import overwritten_operands
-from .parts import Positions, joined, overwriting, parts
+from .parts import Positions, overwriting
 from .shelf import Shelf
 from .tiling import written_masks
 from .watershed import Watershed
@@ -57,15 +56,8 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     """
 
     def planned(*arguments: Any) -> list[Any]:
-        alone = _alone(profile)
-        spreading = _spreading(profile, alone)
-        # XLA:CPU rather computes what it fuses once per reader, and is slower then.
-        on_cpu = profile.platform == "cpu"
-        ends = alone | _read_often(profile.problem) if on_cpu else alone
-        cut = parts(profile.problem, positions, ends)
-        if not on_cpu:
-            apart = profile.calls.keys() | _by_rows(profile, spreading)
-            cut = joined(profile.problem, cut, apart, spreading, alone)
+        alone, spreading = ops_alone(profile), ops_spreading(profile)
+        cut = cut_into_parts(profile, positions)
         return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned
@@ -296,45 +288,6 @@ def _divisors(profile: Profile) -> set[Variable]:
             continue
         found |= {v for v in read if program.avals[v].shape == ()}
     return found
-
-
-def _alone(profile: Profile) -> set[OpId]:
-    """Ops that XLA fuses with no other."""
-    equations, inside = profile.program.equations, fusible(profile.platform)
-    own = {
-        op
-        for op, unit in enumerate(profile.units)
-        if equations[unit.root].primitive.name not in inside
-        or has_call(equations, unit)
-    }
-    return own | profile.calls.keys()
-
-
-def _read_often(problem: Problem) -> set[OpId]:
-    """Ops whose results are large and several others read."""
-    readers = Counter(v for op in problem.ops for v in {*op.inputs})
-    small = small_size(problem)
-    often = {v for v, n in readers.items() if n > 1 and problem.values[v].size >= small}
-    return {k for k, op in enumerate(problem.ops) if not often.isdisjoint(op.outputs)}
-
-
-def _spreading(profile: Profile, alone: Set[OpId]) -> set[OpId]:
-    """Ops for which XLA:GPU writes an array that holds but a literal.
-
-    Nothing but a barrier keeps it from writing that before all else of a part.
-    """
-    return {
-        op
-        for op, unit in enumerate(profile.units)
-        if unit.literals and (op in alone or not unit.inputs)
-    }
-
-
-def _by_rows(profile: Profile, ops: Set[OpId]) -> set[OpId]:
-    """Those that write or read rows: zeros under them are as large as an embedding."""
-    roots = {op: profile.program.equations[profile.units[op].root] for op in ops}
-    names = ("gather", "scatter")
-    return {op for op in ops if roots[op].primitive.name.startswith(names)}
 
 
 def compute_unit(

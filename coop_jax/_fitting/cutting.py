@@ -1,0 +1,63 @@
+"""Where a plan is cut into parts, by what XLA of the platform makes one kernel of."""
+
+from collections import Counter
+from collections.abc import Set
+
+from .._planning.types import OpId, Problem
+from .._program.fusing import SEVERAL, fusible
+from .._program.profile import Profile
+from .._program.shelving import small_size
+from .._program.units import has_call
+from .parts import Positions, joined, parts
+
+
+def cut_into_parts(profile: Profile, positions: Positions) -> list[list[OpId]]:
+    """The parts of a plan, in the order they run, no barrier inside of any."""
+    problem, alone = profile.problem, ops_alone(profile)
+    if profile.platform == "cpu":
+        # XLA:CPU rather computes what it fuses once per reader, and is slower then.
+        return parts(problem, positions, alone | _read_often(problem))
+    spreading = ops_spreading(profile)
+    apart = profile.calls.keys() | _by_rows(profile, spreading)
+    return joined(problem, parts(problem, positions, alone), apart, spreading, alone)
+
+
+def ops_alone(profile: Profile) -> set[OpId]:
+    """Ops that XLA fuses with no other."""
+    equations, inside = profile.program.equations, fusible(profile.platform)
+    own = {
+        op
+        for op, unit in enumerate(profile.units)
+        if equations[unit.root].primitive.name not in inside
+        or has_call(equations, unit)
+    }
+    return own | profile.calls.keys()
+
+
+def _read_often(problem: Problem) -> set[OpId]:
+    """Ops whose results are large and several others read."""
+    readers = Counter(v for op in problem.ops for v in {*op.inputs})
+    small = small_size(problem)
+    often = {v for v, n in readers.items() if n > 1 and problem.values[v].size >= small}
+    return {k for k, op in enumerate(problem.ops) if not often.isdisjoint(op.outputs)}
+
+
+def ops_spreading(profile: Profile) -> set[OpId]:
+    """Ops for which XLA:GPU writes an array that holds but a literal, or rows by group.
+
+    Nothing but a barrier keeps it from writing that before all else of a part.
+    """
+    equations, alone = profile.program.equations, ops_alone(profile)
+    return {
+        op
+        for op, unit in enumerate(profile.units)
+        if equations[unit.root].primitive.name in SEVERAL
+        or (unit.literals and (op in alone or not unit.inputs))
+    }
+
+
+def _by_rows(profile: Profile, ops: Set[OpId]) -> set[OpId]:
+    """Those that write or read rows: zeros under them are as large as an embedding."""
+    roots = {op: profile.program.equations[profile.units[op].root] for op in ops}
+    names = ("gather", "scatter")
+    return {op for op in ops if roots[op].primitive.name.startswith(names)}
