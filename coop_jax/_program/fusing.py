@@ -30,6 +30,9 @@ So it makes one kernel of a softmax."""
 LAYOUTS = {"rev", "transpose"}
 """Equations that only move bytes about."""
 
+PLACING = VIEWS | LAYOUTS | {"broadcast_in_dim", "concatenate", "pad", "slice"}
+"""Equations that change where values are, and none of them."""
+
 SEVERAL = {"ragged_dot_general"}
 """Equations that XLA is given as several operations, of which they may share some."""
 

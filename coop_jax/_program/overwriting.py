@@ -66,8 +66,7 @@ class Overwriting:
         graph = self._graph
         found = self._kept(unit)
         if found is None:
-            moves = any(self._moves(k) for k in (*unit.inlined, unit.root))
-            found = [] if moves else self._elementwise(unit)
+            found = [] if self._moves(unit.root) else self._elementwise(unit)
         return tuple(
             (source, target)
             for source, target in found
@@ -102,13 +101,24 @@ class Overwriting:
         root = self._graph.equations[unit.root]
         if root.outputs[0] in self._shared:
             return []
+        moved = self._read_elsewhere(unit)
         return [
             (source, root.outputs[0])
             for source in self._graph.operands(unit)
             if source not in self._shared
+            and source not in moved
             and not self._is_viewed(source, root.outputs[0])
             and self._has_bytes_of(source, root)
         ]
+
+    def _read_elsewhere(self, unit: Unit) -> set[Variable]:
+        """What goes through something that is not elementwise inside of the unit."""
+        found = set[Variable]()
+        for k in sorted(unit.inlined, reverse=True):
+            equation = self._graph.equations[k]
+            if self._moves(k) or not found.isdisjoint(equation.outputs):
+                found.update(self._graph.reads(k))
+        return found
 
     def _has_bytes_of(self, source: Variable, root: Equation) -> bool:
         avals = self._graph.program.avals

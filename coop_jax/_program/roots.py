@@ -20,7 +20,16 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 import jax.numpy as jnp
 
-from .fusing import ACCUMULATING, FUSIBLE, LAYOUTS, REDUCTIONS, SUMS, VIEWS, fusible
+from .fusing import (
+    ACCUMULATING,
+    FUSIBLE,
+    LAYOUTS,
+    PLACING,
+    REDUCTIONS,
+    SUMS,
+    VIEWS,
+    fusible,
+)
 from .hlo import OwnedBuffer
 from .shards import communicates
 from .threefry import WORDS
@@ -67,6 +76,8 @@ def choose_roots(
     _merge_turned(graph, owned, roots)
     _merge_accumulations(graph, owned, roots)
     _add_narrow(graph, roots)
+    if platform != "cpu":
+        _add_before_casts(graph, roots)
     _merge_words(graph, roots)
     _add_turned(graph, roots)
     return roots
@@ -256,16 +267,42 @@ def _add_narrow(graph: Graph, roots: set[int]) -> None:
     """Makes roots of fused values that let go of twice their bytes or more."""
     readers = reading_units(graph, roots)
     for k in _read_by_several(graph, readers):
-        if graph.equations[k].primitive.name == "transpose":
-            continue
-        last = max(readers[k])
-        let_go = sum(
-            graph.bytes(v)
-            for v in graph.unit(k, roots).inputs
-            if v in graph.producer and _last_reader(graph, v, k, roots) < last
-        )
-        if 0 < graph.bytes(graph.equations[k].outputs[0]) <= let_go / 2:
+        is_transpose = graph.equations[k].primitive.name == "transpose"
+        if not is_transpose and _is_narrow(graph, k, max(readers[k]), roots):
             roots.add(k)
+
+
+def _is_narrow(graph: Graph, k: int, last: int, roots: set[int]) -> bool:
+    """Whether a fused value, kept up to the root `last`, lets go of twice its bytes."""
+    let_go = sum(
+        graph.bytes(v)
+        for v in graph.unit(k, roots).inputs
+        if v in graph.producer and _last_reader(graph, v, k, roots) < last
+    )
+    return 0 < graph.bytes(graph.equations[k].outputs[0]) <= let_go / 2
+
+
+def _add_before_casts(graph: Graph, roots: set[int]) -> None:
+    """Makes roots of such values that are then converted, and so have one reader.
+
+    They can take the place of what they let go of; what is converted cannot. Where
+    there is room for all, XLA:GPU makes one kernel of both.
+    """
+    for cast in sorted(roots):
+        if graph.equations[cast].primitive.name != "convert_element_type":
+            continue
+        k = _fused_source(graph, cast, roots)
+        while k is not None and graph.equations[k].primitive.name in PLACING:
+            k = _fused_source(graph, k, roots)
+        if k is not None and _is_narrow(graph, k, cast, roots):
+            roots.add(k)
+
+
+def _fused_source(graph: Graph, k: int, roots: Set[int]) -> int | None:
+    """What makes the only array that an equation reads, where that is no root."""
+    sources = [graph.producer.get(v) for v in graph.reads(k)]
+    source = sources[0] if len(sources) == 1 else None
+    return None if source in roots else source
 
 
 def _merge_words(graph: Graph, roots: set[int]) -> None:
