@@ -156,5 +156,49 @@ def test_a_gradient_turned_twice_on_its_way_into_a_sum_is_not_turned() -> None:
     assert "transpose" not in names
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_conversion_owns_what_xla_wrote_of_it_before_it_was_padded(
+    platform: str,
+) -> None:
+    """As the gradient of sliced logits, for the two products that read it."""
+
+    def step(x, y, w):
+        padded = jax.lax.pad(jnp.tanh(x) + jnp.sin(y), 0.0, [(0, 64, 0), (0, 0, 0)])
+        converted = padded.astype(jnp.bfloat16)
+        return converted @ w, converted.T @ converted
+
+    shape, dtype = (WIDTH, WIDTH), jnp.bfloat16
+    x, w = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, dtype)
+    program = flat_step(jax.jit(step).trace(x, x, w), [x, x, w]).program
+    (tanh,), (sin,), (pad,) = (equations(program, n) for n in ("tanh", "sin", "pad"))
+    buffers = [buffer(tanh, "fusion", 0), buffer(sin, "fusion", 1)]
+    # Twice the rows in half the bytes each.
+    buffers.append(buffer(pad, "fusion", 2))
+    found = profile(program, buffers, 0, platform).problem
+    names = [op.name.split(" ")[0] for op in found.ops]
+    assert "pad" not in names
+    # The sum can overwrite what it lets go of; with room it is no kernel of its own.
+    assert ("add" in names) == (platform == "gpu")
+    (conversion,) = (found.ops[k] for k, n in enumerate(names) if n.startswith("conv"))
+    assert [found.values[v].size for v in conversion.outputs] == [BYTES]
+
+
+def test_what_a_kernel_sums_up_beside_does_not_keep_it_from_overwriting() -> None:
+    def step(x, y):
+        return jnp.cos(jnp.tanh(x) - jnp.sum(jnp.sin(y), axis=1, keepdims=True)) @ x
+
+    x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    program = flat_step(jax.jit(step).trace(x, x), [x, x]).program
+    names = ("tanh", "sin", "cos")
+    ks = [equations(program, name)[0] for name in names]
+    buffers = [buffer(k, "fusion", place) for place, k in enumerate(ks)]
+    problem = profile(program, buffers, 0, "gpu").problem
+    tanh, sin, cos = (
+        next(op for op in problem.ops if op.name.startswith(name)) for name in names
+    )
+    assert {*tanh.outputs, *sin.outputs} <= {*cos.inputs}
+    assert cos.in_place == ((tanh.outputs[0], cos.outputs[0]),)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
