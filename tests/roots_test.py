@@ -183,6 +183,28 @@ def test_a_conversion_owns_what_xla_wrote_of_it_before_it_was_padded(
     assert [found.values[v].size for v in conversion.outputs] == [BYTES]
 
 
+@pytest.mark.parametrize("is_read_elsewhere", [False, True])
+def test_what_multiplies_by_a_number_owns_what_bears_the_name_of_spreading_it(
+    is_read_elsewhere: bool,
+) -> None:
+    """As the gradient of a mean of squares."""
+
+    def step(x, y):
+        spread = jnp.broadcast_to(jnp.sum(x), x.shape)
+        return (jnp.tanh(y) * spread) @ x, spread if is_read_elsewhere else None
+
+    x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    program = flat_step(jax.jit(step).trace(x, x), [x, x]).program
+    names = ("tanh", "broadcast_in_dim")
+    ks = [equations(program, name)[0] for name in names]
+    buffers = [buffer(k, "fusion", place) for place, k in enumerate(ks)]
+    ops = [
+        op.name.split(" ")[0] for op in profile(program, buffers, 0, "gpu").problem.ops
+    ]
+    assert ("broadcast_in_dim" in ops) == is_read_elsewhere
+    assert ("mul" in ops) == (not is_read_elsewhere)
+
+
 def test_what_a_kernel_sums_up_beside_does_not_keep_it_from_overwriting() -> None:
     def step(x, y):
         return jnp.cos(jnp.tanh(x) - jnp.sum(jnp.sin(y), axis=1, keepdims=True)) @ x

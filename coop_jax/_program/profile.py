@@ -20,7 +20,7 @@ from .._planning.types import OpId, Problem, ValueId
 from .cost import RATES, DeviceRates
 from .gathering import gathered, held, moved_argument
 from .hlo import OwnedBuffer
-from .moved_casts import with_moved_casts
+from .misnamed import with_misnamed
 from .nameless import named
 from .ops import OpsOfUnits
 from .overwriting import Overwriting
@@ -95,7 +95,7 @@ def profile(
     rates = rates or RATES.get(platform, RATES["gpu"])
     program, owned, pools = _by_windows(program, buffers)
     graph = Graph(program)
-    owned = with_moved_casts(graph, named(graph, owned))
+    owned = with_misnamed(graph, named(graph, owned))
     roots = choose_roots(graph, owned, platform)
     programs: dict[int, InplaceProgram] = {}
     if inplace:
