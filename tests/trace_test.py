@@ -135,6 +135,25 @@ def test_of_a_linear_solve_its_solver_is_left() -> None:
         np.testing.assert_allclose(found, function(b, 2.0), rtol=1e-6)
 
 
+def test_of_a_choice_by_platform_the_branch_that_all_take_is_left() -> None:
+    def chosen(x):
+        return jnp.diagonal(x) + jnp.sin(x[0])
+
+    program = flat(jax.grad(lambda x: jnp.sum(chosen(x) ** 2)), jnp.eye(4))
+    assert {"cond", "platform_index"}.isdisjoint(names(program))
+    x = jnp.arange(16.0).reshape(4, 4)
+    assert np.array_equal(run(flat(chosen, x), x)[0], jnp.diag(x) + jnp.sin(x[0]))
+
+
+def test_a_choice_that_platforms_make_differently_stays_whole() -> None:
+    def chosen(x):
+        return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
+
+    program = flat(chosen, 1.0)
+    assert "cond" in names(program)
+    assert run(program, jnp.float32(1)) == [jax.jit(chosen)(jnp.float32(1))]
+
+
 def test_equal_equations_are_merged() -> None:
     program = flat(lambda x: (jnp.sin(x) + 1) * (jnp.sin(x) + 1), X)
     assert names(program) == ["sin", "add", "mul"]

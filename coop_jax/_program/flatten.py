@@ -1,9 +1,10 @@
 """Flattens a traced step into a list of equations.
 
 A `Program` is one straight line: nested `jit`, `custom_jvp_call`, `custom_vjp_call`,
-linear solvers and `jax.checkpoint` bodies are inlined, dead equations dropped, equal
-equations merged, what XLA would simplify is simplified (`simplify`). Loops, branches,
-`shard_map`, kernels and every primitive not named here stay whole: one opaque equation.
+linear solvers and `jax.checkpoint` bodies are inlined, and of a choice by platform the
+branch that all take, dead equations dropped, equal equations merged, what XLA would
+simplify is simplified (`simplify`). Loops, other branches, `shard_map`, kernels and
+every primitive not named here stay whole: one opaque equation.
 
 `jax.checkpoint` lowers to an `optimization_barrier` in front of its body; inlining
 keeps that barrier as an equation (`Equation.is_barrier`), because the unplanned program
@@ -33,6 +34,7 @@ _INLINED_BODY = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
+_PLATFORMS = ("cpu", "cuda", "rocm")
 
 
 def flatten(
@@ -132,6 +134,8 @@ class Builder:
                     inputs = self._checkpoint_barrier(eqn, inputs, scope, source)
                 elif eqn.primitive.name == "custom_linear_solve":
                     inputs = _solve_operands(eqn, inputs)
+                elif eqn.primitive.name == "cond":
+                    inputs = inputs[1:]
                 consts = [self.constant(c) for c in body.consts]
                 outputs = self.inline(body.jaxpr, consts, inputs, scope, source)
             env |= zip(eqn.outvars, outputs, strict=True)
@@ -221,11 +225,27 @@ def _inlined_body(eqn: Any) -> Any:
     name = eqn.primitive.name
     if name == "custom_linear_solve":
         return eqn.params["jaxprs"].solve
+    if name == "cond":
+        return _branch_of_all(eqn.params)
     if name not in _INLINED_BODY:
         return None
     if name == "jit" and not _is_plain_jit(eqn.params):
         return None
     return eqn.params.get(_INLINED_BODY[name])
+
+
+def _branch_of_all(params: dict[str, Any]) -> Any:
+    """The branch that every platform takes, of a choice by platform; None of others.
+
+    `jnp.diagonal` has one for kernels.
+    """
+    chosen = params.get("branches_platforms") or ()
+    taken = {
+        next((k for k, p in enumerate(chosen) if p is None or name in p), None)
+        for name in _PLATFORMS
+    }
+    branch = taken.pop()
+    return None if taken or branch is None else params["branches"][branch]
 
 
 def _solve_operands(eqn: Any, inputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
