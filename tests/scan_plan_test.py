@@ -182,8 +182,24 @@ def test_variants_trade_bytes_for_seconds():
     variants = pair().variants
     assert len(variants) > 1
     for more, less in itertools.pairwise(variants):
-        assert more.size > less.size
-        assert more.cost < less.cost
+        assert more.size >= less.size
+    for one, other in itertools.permutations(variants, 2):
+        holds_more = any(a > b for a, b in zip(one.held, other.held, strict=True))
+        assert holds_more or one.cost > other.cost
+
+
+def test_rows_of_a_chunk_are_there_while_the_second_scan_runs():
+    """What matters is where the peak is: between the scans, carries alone count."""
+    one = pair(length=64)
+    (cheap,) = choose([one], lambda held: held[0][0] <= 16)
+    assert cheap.chunk and cheap.held == (64 // cheap.chunk, cheap.size)
+    assert cheap.cost == min(v.cost for v in one.variants if v.held[0] <= 16)
+    (small,) = choose([one], lambda held: held[0][1] <= 17)
+    assert small.size <= 17 and small.cost > cheap.cost
+
+
+def held_in_all(held):
+    return sum(during for _, during in held)
 
 
 def test_pairs_share_the_bytes_at_one_price():
@@ -192,7 +208,7 @@ def test_pairs_share_the_bytes_at_one_price():
     least = sum(p.variants[-1].size for p in pairs)
     costs = []
     for room in range(least, most + 1, 4):
-        chosen = choose(pairs, lambda sizes, room=room: sum(sizes) <= room)
+        chosen = choose(pairs, lambda held, room=room: held_in_all(held) <= room)
         assert sum(v.size for v in chosen) <= room
         costs.append(sum(v.cost for v in chosen))
     assert costs == sorted(costs, reverse=True)
@@ -201,7 +217,7 @@ def test_pairs_share_the_bytes_at_one_price():
 
 def test_the_smallest_variants_if_nothing_fits():
     pairs = [pair(), pair(length=32)]
-    chosen = choose(pairs, lambda sizes: False)
+    chosen = choose(pairs, lambda held: False)
     assert chosen == [p.variants[-1] for p in pairs]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._planning.validate import live_bytes
 from .._program.profile import Profile
-from .loop_plan import Variant, choose
+from .loop_plan import Held, Variant, choose
 from .loop_sites import Site
 
 
@@ -36,12 +36,12 @@ class LoopRoom:
 
     def predict(self, variants: Sequence[Variant]) -> int:
         """Bytes of temporaries with these variants."""
-        return self._predict([v.size for v in variants])
+        return self._predict([v.held for v in variants])
 
     def choose(self, room: int) -> list[Variant]:
         """The cheapest variants predicted to fit, or the smallest of each pair."""
         pairs = [site.choices for site in self._sites]
-        return choose(pairs, lambda sizes: self._predict(sizes) <= room)
+        return choose(pairs, lambda held: self._predict(held) <= room)
 
     def smallest(self) -> list[Variant]:
         """The smallest variant of each pair."""
@@ -55,12 +55,13 @@ class LoopRoom:
             return math.inf
         return sum(v.cost for v in less) - sum(v.cost for v in variants)
 
-    def _predict(self, sizes: Sequence[int]) -> int:
+    def _predict(self, held: Sequence[Held]) -> int:
         alive = self._alive.copy()
-        for site, (first, last), size in zip(
-            self._sites, self._ops, sizes, strict=True
+        for site, (first, last), (between, during) in zip(
+            self._sites, self._ops, held, strict=True
         ):
-            alive[first : last + 1] += (size - site.written) // self._partitions
+            alive[first:last] += (between - site.written) // self._partitions
+            alive[last] += (during - site.written) // self._partitions
         return int(alive.max(initial=0)) + self._surplus
 
 
