@@ -663,11 +663,12 @@ def test_where_predictions_are_far_off_what_was_measured_leads_between():
 
     less, more = plans_of_layers(loss, (0.3, 0.6))
     assert more.flops < less.flops
-    assert more.measured.total > 0.85 * (more.budget or 0)
+    assert more.measured.total > 0.75 * (more.budget or 0)
 
 
-def test_a_whole_scan_is_not_run_again_where_keeping_less_is_cheaper():
-    """Of two recurrent layers, in what a checkpoint of the cell takes."""
+@pytest.mark.parametrize("share", [0.3, 0.2])
+def test_a_whole_scan_is_not_run_again_where_keeping_less_is_cheaper(share):
+    """Of two recurrent layers, in what a checkpoint of the cell or of chunks takes."""
 
     def step(weights, x):
         def loss(weights):
@@ -679,7 +680,7 @@ def test_a_whole_scan_is_not_run_again_where_keeping_less_is_cheaper():
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
 
     args = [jnp.ones((64, 128))] * 2, jnp.ones((64, 128, 32))
-    planned = coop_jax.remat(step, 0.3, donate_argnums=0)
+    planned = coop_jax.remat(step, share, donate_argnums=0)
     assert planned.plan(*args).flops < 1.4
 
 
