@@ -287,6 +287,20 @@ def test_a_convolution_of_one_pixel_passes_no_bytes_on(
     assert bool(sine.in_place) != is_product
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_loop_starts_from_a_copy_of_what_it_reads_too(is_read: bool) -> None:
+    """As the solver of an implicit layer's gradient."""
+
+    def step(x: jax.Array) -> jax.Array:
+        start = jnp.tanh(x @ x)
+        added = start if is_read else x
+        return jax.lax.scan(lambda y, _: (added + y @ x, None), start, length=4)[0] @ x
+
+    found, _, _ = profiled(step, SQUARE)
+    (loop,) = (op for op in found.problem.ops if op.name.startswith("scan"))
+    assert bool(loop.in_place) == (not is_read)
+
+
 @pytest.mark.parametrize("is_older_first", [False, True])
 def test_of_two_that_die_xla_overwrites_the_one_that_is_read_first(
     is_older_first: bool,

@@ -7,6 +7,7 @@ and an array before and after part of it is updated in place, take no bytes over
 elementwise operand and pass none on to an elementwise reader.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from .._native.program_words import InplaceProgram
@@ -185,11 +186,14 @@ class Overwriting:
 
 
 def _carried(graph: Graph, scan: Equation) -> list[Pair]:
-    """What a scan carries stays in one place."""
+    """What a scan carries stays in one place, but for what it reads otherwise too."""
     consts, carry, _ = (len(part) for part in scan.params["ft_in"].unpack())
     starts = scan.inputs[consts : consts + carry]
+    times = Counter(graph.resolve(v) for v in scan.variables)
     return [
         (graph.resolve(start), end)
         for start, end in zip(starts, scan.outputs, strict=False)
-        if not isinstance(start, Literal) and graph.resolve(start) not in graph.outputs
+        if not isinstance(start, Literal)
+        and graph.resolve(start) not in graph.outputs
+        and times[graph.resolve(start)] == 1
     ]
