@@ -379,6 +379,7 @@ def test_bodies_that_are_over_in_their_order_are_planned_for_less(monkeypatch):
         return in_order if room > 85 else planned
 
     monkeypatch.setattr(loop_solve, "tie_bodies", lambda *_: in_order)
+    monkeypatch.setattr(loop_solve, "most_outside", lambda _: 0)
     bench: Any = SimpleNamespace(
         step=SimpleNamespace(platform="cpu"),
         _plan_bodies=plan_bodies,
@@ -387,6 +388,22 @@ def test_bodies_that_are_over_in_their_order_are_planned_for_less(monkeypatch):
     )
     assert loop_solve.LoopWorkbench._squeeze(bench, taking(105), 100, Effort()) == 95
     assert asked == [100, 90, 80]
+
+
+def test_pairs_that_stack_next_to_nothing_leave_the_step_a_straight_line():
+    """Making every scan hold less cost 1.38 of the time, recomputing a gate 1.01."""
+
+    def loss(weights, x):
+        def count(total, k):
+            return total + jnp.sin(k * weights[0, 0, 0]), None
+
+        small = lax.scan(count, 0.0, jnp.arange(8.0))[0]
+        for w in weights:
+            x = x + jnp.tanh(jnp.tanh(x @ w) @ w)
+        return jnp.mean(x**2) + small
+
+    (plan,) = plans_of_layers(loss, (0.7,))
+    assert plan.is_planned and not plan.loops
 
 
 def test_the_plan_says_what_becomes_of_the_loop():

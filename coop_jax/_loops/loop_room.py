@@ -39,9 +39,13 @@ class LoopRoom:
         return self._predict([v.held for v in variants])
 
     def choose(self, room: int) -> list[Variant]:
-        """The cheapest variants predicted to fit, or the smallest of each pair."""
+        """The cheapest variants predicted to fit, or to come as near as any.
+
+        Where the peak is elsewhere, to hold less than that leaves room for is no use.
+        """
         pairs = [site.choices for site in self._sites]
-        return choose(pairs, lambda held: self._predict(held) <= room)
+        least = max(room, self.predict(self.smallest()))
+        return choose(pairs, lambda held: self._predict(held) <= least)
 
     def smallest(self) -> list[Variant]:
         """The smallest variant of each pair."""

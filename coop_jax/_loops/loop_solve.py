@@ -277,6 +277,8 @@ class LoopWorkbench:
             if over < temp - room:
                 rewritten, temp = tied, tied.bench.unplanned.temp
         known, aim, reached = ties, room, temp
+        if most_outside(rewritten.bench.profile) > room:
+            temp = self._in_line(rewritten, temp, room, effort)
         for _ in range(_MOST_PUSHES):
             if temp <= room or aim <= 0:
                 break
@@ -294,13 +296,17 @@ class LoopWorkbench:
                     rewritten, temp = planned, planned.bench.unplanned.temp
             # The plan was thought to fit: the next aims lower by what it is over.
             aim -= over
-        if temp > room:
-            bench = rewritten.bench
-            found = bench.try_once(room + self.unplanned.fixed, effort)
-            less = self._cost_of_less(rewritten, temp - room)
-            if found and found.cost - bench.baseline.cost <= less:
-                temp = min(temp, found.memory.temp)
-        return temp
+        return self._in_line(rewritten, temp, room, effort) if temp > room else temp
+
+    def _in_line(
+        self, rewritten: Rewritten, temp: int, room: int, effort: Effort
+    ) -> int:
+        """Bytes of temporaries with the straight line planned, if that is worth it."""
+        bench = rewritten.bench
+        found = bench.try_once(room + self.unplanned.fixed, effort)
+        less = self._cost_of_less(rewritten, temp - room)
+        is_cheaper = found and found.cost - bench.baseline.cost <= less
+        return min(temp, found.memory.temp) if found and is_cheaper else temp
 
     def _plan_smallest(self, budget: int, effort: Effort) -> None:
         """Plans the straight line of the smallest rewriting."""
@@ -377,11 +383,13 @@ class LoopWorkbench:
         return Workbench(step, self.policy, self.cost_model, self.inplace, what)
 
     def _find_sites(self) -> list[Site]:
-        program = self.step.program
-        once = frozenset[Place]()
+        """The pairs of the step, none if they stack next to nothing."""
+        program, once = self.step.program, frozenset[Place]()
         if program.partitions > 1 and not program.rules.recompute_collectives:
             once = communicating(self.plain.buffers)
-        return find_sites(program, self.step.platform, once)
+        found = find_sites(program, self.step.platform, once)
+        written = sum(site.written for site in found)
+        return found if written > self.unplanned.temp // 100 else []
 
     def infeasible(self, budget: int, effort: Effort) -> BudgetError:
         floor = self.floor(effort)
