@@ -14,7 +14,7 @@ from jax import lax
 from validate_test import random_problem
 
 from coop_jax._fitting.compile import flat_step
-from coop_jax._fitting.cutting import cut_into_parts
+from coop_jax._fitting.cutting import cut_into_parts, ops_alone, ops_spreading
 from coop_jax._fitting.emit import emit
 from coop_jax._fitting.parts import joined, overwriting, parts
 from coop_jax._measure import memory_use
@@ -188,7 +188,9 @@ def test_rows_of_two_products_by_group_do_not_come_one_after_the_other() -> None
     found = profile(flat.program, buffers, 0, "gpu")
     home = [(op,) for op in found.problem.program_order]
     assert [op.workspace for op in found.problem.ops] == [size, size]
-    assert cut_into_parts(found, home) == [[0], [1]]
+    alone = ops_alone(found)
+    spreading = ops_spreading(found, alone)
+    assert cut_into_parts(found, home, alone, spreading) == [[0], [1]]
 
 
 def in_any_order(problem: Problem, part: list[int], rng: random.Random) -> list[int]:

@@ -11,13 +11,24 @@ from .._program.units import has_call
 from .parts import Positions, joined, parts
 
 
-def cut_into_parts(profile: Profile, positions: Positions) -> list[list[OpId]]:
-    """The parts of a plan, in the order they run, no barrier inside of any."""
-    problem, alone = profile.problem, ops_alone(profile)
+def cut_into_parts(
+    profile: Profile,
+    positions: Positions,
+    alone: Set[OpId],
+    spreading: Set[OpId],
+) -> list[list[OpId]]:
+    """The parts of a plan, in the order they run, no barrier inside of any.
+
+    Args:
+      profile: program and units.
+      positions: where each op runs.
+      alone: `ops_alone`.
+      spreading: `ops_spreading`.
+    """
+    problem = profile.problem
     if profile.platform == "cpu":
         # XLA:CPU rather computes what it fuses once per reader, and is slower then.
         return parts(problem, positions, alone | _read_often(problem))
-    spreading = ops_spreading(profile)
     apart = profile.calls.keys() | _by_rows(profile, spreading)
     return joined(problem, parts(problem, positions, alone), apart, spreading, alone)
 
@@ -42,12 +53,12 @@ def _read_often(problem: Problem) -> set[OpId]:
     return {k for k, op in enumerate(problem.ops) if not often.isdisjoint(op.outputs)}
 
 
-def ops_spreading(profile: Profile) -> set[OpId]:
+def ops_spreading(profile: Profile, alone: Set[OpId]) -> set[OpId]:
     """Ops for which XLA:GPU writes an array that holds but a literal, or rows by group.
 
     Nothing but a barrier keeps it from writing that before all else of a part.
     """
-    equations, alone = profile.program.equations, ops_alone(profile)
+    equations = profile.program.equations
     return {
         op
         for op, unit in enumerate(profile.units)

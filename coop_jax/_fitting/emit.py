@@ -56,8 +56,9 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     """
 
     def planned(*arguments: Any) -> list[Any]:
-        alone, spreading = ops_alone(profile), ops_spreading(profile)
-        cut = cut_into_parts(profile, positions)
+        alone = ops_alone(profile)
+        spreading = ops_spreading(profile, alone)
+        cut = cut_into_parts(profile, positions, alone, spreading)
         return _Emission(profile, alone, spreading, arguments).run(cut)
 
     return planned

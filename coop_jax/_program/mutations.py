@@ -49,7 +49,10 @@ def _nodes(tree: Any) -> Iterator[tuple[str, Any]]:
 
 def _makes_leaves(node: Any) -> bool:
     """Whether an object makes its leaves when it is asked, so that they say nothing."""
-    return any(a is not b for a, b in zip(_leaves(node), _leaves(node), strict=True))
+    first, second = _leaves(node), _leaves(node)
+    if len(first) != len(second):
+        return True
+    return any(a is not b for a, b in zip(first, second, strict=True))
 
 
 def _leaves(node: Any) -> list[Any]:

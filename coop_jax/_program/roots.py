@@ -1,6 +1,6 @@
 """Which equations become ops: what XLA gives bytes, by its buffer assignment.
 
-Seven corrections to what the assignment says:
+Eight corrections to what the assignment says:
   * equations that XLA made one instruction are one unit;
   * a reshape that owns bytes only renames those of its operand: ownership moves there;
   * a product and the transpose of it that owns its bytes are one unit;
@@ -12,6 +12,7 @@ Seven corrections to what the assignment says:
   * a value with readers in several ops that lets go of twice its own bytes (a mask of
     its random bits, a bfloat16 copy of its source, a sum of gradients of its terms) is
     worth owning: keeping it can be cheaper than keeping what it is computed from;
+  * on GPU so is one that lets go of as much and is then converted, for one reader;
   * so is, after all these, a transpose that several ops read which are not products.
 """
 
