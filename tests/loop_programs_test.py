@@ -40,13 +40,17 @@ def rewriting(size: int, cost: float, total: int, flops: float) -> Any:
     )
 
 
+def never(*_: Any) -> Any:
+    raise AssertionError("nothing is compiled here")
+
+
 @pytest.fixture(name="best_size")
 def _best_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loop_programs, "program_flops", lambda _: 1.0)
     monkeypatch.setattr(loop_programs, "flops_with", lambda *_: 1.0)
 
     def best(budget: int, *rewritings: Any) -> int | None:
-        programs = LoopPrograms(bench_of(1000, 1.0), WRITTEN)
+        programs = LoopPrograms(bench_of(1000, 1.0), WRITTEN, never)
         programs.rewritten += rewritings
         found = programs.best(budget)
         if found is None or not (of := programs.rewriting_of(found)):
@@ -88,7 +92,7 @@ def test_of_equals_bodies_in_their_own_order_are_for_cpu(platform, total, is_tie
     """XLA:CPU was twice as slow with the same body in an order of its own."""
     untied, tied = rewriting(60, 1.0, 700, 1.1), rewriting(60, 1.0, total, 1.1)
     tied.bodies = ("a body in its own order",)
-    programs = LoopPrograms(bench_of(1000, 1.0, platform), WRITTEN)
+    programs = LoopPrograms(bench_of(1000, 1.0, platform), WRITTEN, never)
     programs.rewritten += [untied, tied]
     found = programs.best(800)
     assert found is (tied if is_tied else untied).bench.baseline
@@ -104,18 +108,15 @@ def test_of_equals_bodies_in_their_own_order_are_for_cpu(platform, total, is_tie
         pytest.param(1050, 950, 100, 700, 50, id="fits since it is tied"),
     ],
 )
-def test_what_ties_save_may_be_kept(
-    monkeypatch, as_it_is, reached, thought, tied, spare
-):
+def test_what_ties_save_may_be_kept(as_it_is, reached, thought, tied, spare):
     def taking(temp: int) -> Any:
         unplanned = SimpleNamespace(temp=temp)
-        bench = SimpleNamespace(unplanned=unplanned, profile=None, buffers=None)
-        return SimpleNamespace(bench=bench)
+        return SimpleNamespace(bench=SimpleNamespace(unplanned=unplanned))
 
-    monkeypatch.setattr(loop_solve, "saved_by_ties", lambda *_: thought)
-    monkeypatch.setattr(loop_solve, "tie_bodies", lambda *_: [])
     bench: Any = SimpleNamespace(
-        step=SimpleNamespace(platform="gpu"), _with_bodies=lambda *_: taking(tied)
+        programs=SimpleNamespace(with_bodies=lambda *_: taking(tied)),
+        _ties=lambda *_: [],
+        _in_order=lambda rewritten: rewritten.bench.unplanned.temp - thought,
     )
     found = loop_solve.LoopWorkbench._spare(bench, taking(as_it_is), reached, 1000)
     assert found == spare

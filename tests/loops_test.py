@@ -364,30 +364,39 @@ def test_fits_the_budget(name, budget):
 
 
 def test_bodies_that_are_over_in_their_order_are_planned_for_less(monkeypatch):
-    """In order they were thought to take 100 bytes at most, and take 110."""
+    """In order the step was thought to take 100 bytes, and takes 110."""
 
     def taking(temp) -> Any:
         unplanned = SimpleNamespace(temp=temp)
-        bench = SimpleNamespace(unplanned=unplanned, profile=None, buffers=None)
-        return SimpleNamespace(bench=bench)
+        return SimpleNamespace(bench=SimpleNamespace(unplanned=unplanned, profile=None))
 
-    in_order, planned = [SimpleNamespace(cost=0.0)], [SimpleNamespace(cost=1.0)]
+    def body(positions, cost) -> Any:
+        return SimpleNamespace(place=(0,), positions=positions, cost=cost)
+
+    in_order, planned = [body(((0,), (1,)), 0.0)], [body(((0, 2), (1,)), 1.0)]
     asked = []
 
     def plan_bodies(_rewritten, _temp, room, _effort):
         asked.append(room)
         return in_order if room > 85 else planned
 
-    monkeypatch.setattr(loop_solve, "tie_bodies", lambda *_: in_order)
+    monkeypatch.setattr(loop_solve, "saved_by_ties", lambda *_: 15)
     monkeypatch.setattr(loop_solve, "most_outside", lambda _: 0)
+    compiled = []
+
+    def with_bodies(_, bodies) -> Any:
+        compiled.append(bodies)
+        return taking(110 if bodies is in_order else 95)
+
     bench: Any = SimpleNamespace(
-        step=SimpleNamespace(platform="cpu"),
+        programs=SimpleNamespace(with_bodies=with_bodies),
+        _ties=lambda *_: in_order,
         _plan_bodies=plan_bodies,
-        _with_bodies=lambda _, bodies: taking(110 if bodies is in_order else 95),
         _cost_of_less=lambda *_: 2.0,
     )
-    assert loop_solve.LoopWorkbench._squeeze(bench, taking(105), 100, Effort()) == 95
-    assert asked == [100, 90, 80]
+    assert loop_solve.LoopWorkbench._squeeze(bench, taking(115), 100, Effort()) == 95
+    assert asked == [90, 80], "the first aims lower by what the order takes more"
+    assert compiled == [in_order, planned], "the order is not compiled twice"
 
 
 def test_pairs_that_stack_next_to_nothing_leave_the_step_a_straight_line():
@@ -442,6 +451,40 @@ def test_the_plan_of_a_refusal_is_of_the_step_as_written():
     assert plan.unplanned == planned("plain", 0.5)[1].unplanned
     assert plan.measured.total == raised.value.floor
     assert str(plan).startswith("coop_jax plan: over its budget")
+
+
+def test_what_was_loosened_is_brought_down_where_its_order_is_thought_to_fit():
+    """Of 100 bytes the first choice takes 80 in its order, the second 96."""
+
+    def taking(predicted, temp, in_order) -> Any:
+        bench = SimpleNamespace(unplanned=SimpleNamespace(temp=temp))
+        return SimpleNamespace(
+            variants=predicted, bench=bench, in_order=in_order, cost=1.0
+        )
+
+    tight, loose, too_loose = taking(90, 110, 80), taking(106, 140, 96), None
+    squeezed = []
+
+    def squeeze(rewritten, _room, _effort):
+        squeezed.append(rewritten)
+        return rewritten.in_order
+
+    def spare(_rewritten, temp, room):
+        return room - temp if room - temp > 5 else 0
+
+    bench: Any = SimpleNamespace(
+        compiles=1,
+        sites=(),
+        baseline=SimpleNamespace(cost=1.0),
+        programs=SimpleNamespace(rewrite=lambda _, choice: choice),
+        _choose=lambda aim: tight if aim <= 105 else loose if aim < 112 else too_loose,
+        _in_order=lambda rewritten: rewritten.in_order,
+        _squeeze=squeeze,
+        _spare=spare,
+        _room=SimpleNamespace(predict=lambda predicted: predicted),
+    )
+    loop_solve.LoopWorkbench._approach(bench, 100, Effort())
+    assert squeezed == [tight, loose]
 
 
 def test_a_saved_plan_rewrites_the_loops_again(tmp_path):

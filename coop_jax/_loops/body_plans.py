@@ -91,6 +91,12 @@ def saved_by_ties(found: Profile, ties: Sequence[BodyPlan]) -> int:
     return max(0, _packed(found.problem) - _packed(tied))
 
 
+def is_within(plans: Sequence[BodyPlan], ties: Sequence[BodyPlan]) -> bool:
+    """Whether every body is only held to its order, as some of `ties` are."""
+    held = {tie.place: tie.positions for tie in ties}
+    return all(held.get(body.place) == body.positions for body in plans)
+
+
 def _tied(
     found: Profile,
     buffers: Mapping[Place, Sequence[OwnedBuffer]],

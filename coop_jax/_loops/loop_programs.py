@@ -4,11 +4,18 @@ Each rewriting of a step is planned by a `Workbench` of its own; here their prog
 compared.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 from .._fitting.candidate import Candidate
+from .._fitting.compile import FlatStep
 from .._fitting.solve import Workbench
 from .._program.cost import program_flops
-from .body_plans import flops_with
+from .body_plans import flops_with, with_bodies
+from .loop_plan import Variant
+from .loop_report import BodyPlan
 from .loop_rewriting import Rewritten
+from .loop_sites import Site, rewritten
 
 _EQUAL = 1e-3
 """Share of the arithmetic below which two programs do as much."""
@@ -20,12 +27,47 @@ class LoopPrograms:
     Args:
       plain: the workbench of the step as written.
       written: bytes that its scan pairs stack.
+      compiled: the workbench of another step, given what to call that in the log.
     """
 
-    def __init__(self, plain: Workbench, written: int):
+    def __init__(
+        self,
+        plain: Workbench,
+        written: int,
+        compiled: Callable[[FlatStep, str], Workbench],
+    ):
         self.plain = plain
         self.written = written
         self.rewritten: list[Rewritten] = []
+        self._compiled = compiled
+
+    def rewrite(self, sites: Sequence[Site], variants: Sequence[Variant]) -> Rewritten:
+        """The step with these variants of its pairs, compiled if it was not yet."""
+        plans = tuple(map(Site.loop_plan, sites, variants))
+        for known in self.rewritten:
+            if known.plans == plans and not known.bodies:
+                return known
+        step, bench = self.plain.step, self.plain
+        if plans:
+            program = rewritten(step.program, plans, step.platform)
+            step = replace(step, program=program)
+            bench = self._compiled(step, "the step with its loops rewritten")
+        return self._add(Rewritten(tuple(variants), plans, (), bench))
+
+    def with_bodies(self, base: Rewritten, bodies: Sequence[BodyPlan]) -> Rewritten:
+        """The rewritten step with these bodies planned, compiled if it was not yet."""
+        for known in self.rewritten:
+            if known.plans == base.plans and known.bodies == tuple(bodies):
+                return known
+        step = base.bench.step
+        program = with_bodies(step.program, bodies, step.platform)
+        step = replace(step, program=program)
+        bench = self._compiled(step, "the step with bodies of loops planned")
+        return self._add(Rewritten(base.variants, base.plans, tuple(bodies), bench))
+
+    def _add(self, found: Rewritten) -> Rewritten:
+        self.rewritten.append(found)
+        return found
 
     @property
     def benches(self) -> list[Workbench]:

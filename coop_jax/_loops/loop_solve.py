@@ -16,7 +16,7 @@ micro-batches) are planned inside; the rest is left to its `Workbench`.
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from .._errors import BudgetError
 from .._fitting.candidate import Candidate
@@ -31,15 +31,21 @@ from .._planning.planner import Effort
 from .._program.origin import origin_of
 from .._program.regions import communicating, is_over_inside, most_outside
 from .._program.scopes import Place
-from .body_plans import plan_bodies, saved_by_ties, tie_bodies, with_bodies
+from .body_plans import (
+    is_within,
+    plan_bodies,
+    saved_by_ties,
+    tie_bodies,
+)
 from .loop_plan import Variant
 from .loop_programs import LoopPrograms
 from .loop_report import BodyPlan
 from .loop_rewriting import Rewritten
 from .loop_room import LoopRoom, slope
-from .loop_sites import Site, find_sites, rewritten
+from .loop_sites import Site, find_sites
 
 _MOST_COMPILES = 5
+_MORE_COMPILES = 3
 _WORTH_LOOSENING = 0.03
 _MOST_PUSHES = 4
 _MOST_LOOSENINGS = 3
@@ -65,7 +71,7 @@ class LoopWorkbench:
         self.sites = self._find_sites() if policy == "coop" else []
         self._room = LoopRoom(self.plain.profile, self.unplanned.temp, self.sites)
         written = sum(site.written for site in self.sites)
-        self.programs = LoopPrograms(self.plain, written)
+        self.programs = LoopPrograms(self.plain, written, self._bench)
         self._seconds_inside = 0.0
 
     @property
@@ -176,16 +182,19 @@ class LoopWorkbench:
         aim, margin, looser = room, 0, _MOST_LOOSENINGS
         most, tried = self.compiles + _MOST_COMPILES, set[Rewritten]()
         fitted = missed = None
-        while self.compiles < most:
-            rewritten = self._rewrite(self._choose(aim))
+        is_loosened = False
+        # The smallest variants are dear: before those, others are tried for longer.
+        while self.compiles < most + (_MORE_COMPILES if fitted is None else 0):
+            rewritten = self.programs.rewrite(self.sites, self._choose(aim))
             if rewritten in tried:
                 return
             tried.add(rewritten)
             temp = rewritten.bench.unplanned.temp
             # What was loosened too far is rather chosen again than brought down.
-            if looser == _MOST_LOOSENINGS or temp < _FAR_OVER * room:
+            if not is_loosened or self._in_order(rewritten) < _FAR_OVER * room:
                 temp = self._squeeze(rewritten, room, effort)
             predicted = self._room.predict(rewritten.variants)
+            is_loosened = temp <= room
             if temp > room:
                 missed = predicted, temp
                 over = int((temp - room) * slope(fitted, missed))
@@ -196,7 +205,7 @@ class LoopWorkbench:
                 if rewritten.cost <= 1e-3 * self.baseline.cost:
                     return
                 looser, fitted = looser - 1, (predicted, temp)
-                aim = predicted + int(0.9 * spare * slope(fitted, missed))
+                aim = predicted + int(0.97 * spare * slope(fitted, missed))
             else:
                 return
 
@@ -206,25 +215,33 @@ class LoopWorkbench:
         What XLA takes for an order of its own is to spare too: once more is kept than
         fits in that order, bodies are held to theirs.
         """
-        bench, platform = rewritten.bench, self.step.platform
         worth = _WORTH_LOOSENING * room
-        if temp == bench.unplanned.temp:
-            ties = tie_bodies(bench.profile, bench.buffers, temp, 0, platform)
-            saved = saved_by_ties(bench.profile, ties)
-            if saved and room - temp + saved > worth:
-                tied = self._with_bodies(rewritten, ties)
+        if temp == rewritten.bench.unplanned.temp:
+            in_order = self._in_order(rewritten)
+            if in_order < temp and room - in_order > worth:
+                tied = self.programs.with_bodies(rewritten, self._ties(rewritten, 0))
                 temp = min(temp, tied.bench.unplanned.temp)
         return room - temp if room - temp > worth else 0
 
+    def _ties(self, rewritten: Rewritten, room: int) -> list[BodyPlan]:
+        bench = rewritten.bench
+        temp, platform = bench.unplanned.temp, self.step.platform
+        return tie_bodies(bench.profile, bench.buffers, temp, room, platform)
+
+    def _in_order(self, rewritten: Rewritten) -> int:
+        """Bytes thought to be taken with all bodies held to their order."""
+        bench, ties = rewritten.bench, self._ties(rewritten, 0)
+        return bench.unplanned.temp - saved_by_ties(bench.profile, ties)
+
     def _approach_inside(self, room: int, effort: Effort) -> None:
         """Plans the bodies of loops, aiming lower by what XLA was over."""
-        written, aim, push = self._rewrite([]), room, 1
+        written, aim, push = self.programs.rewrite(self.sites, []), room, 1
         most = self.compiles + _MOST_COMPILES
         while self.compiles < most and aim > 0:
             bodies = self._plan_bodies(written, self.unplanned.temp, aim, effort)
             if not bodies:
                 return
-            bench = self._with_bodies(written, bodies).bench
+            bench = self.programs.with_bodies(written, bodies).bench
             temp = self._least_in_order(bench, room, effort)
             if temp <= room:
                 return
@@ -267,16 +284,16 @@ class LoopWorkbench:
         temp = rewritten.bench.unplanned.temp
         if temp <= room:
             return temp
-        base, over = rewritten, temp - room
-        ties = tie_bodies(
-            base.bench.profile, base.bench.buffers, temp, room, self.step.platform
-        )
-        if ties:
-            tied = self._with_bodies(base, ties)
+        base, over, aim = rewritten, temp - room, room
+        if ties := self._ties(base, room):
+            tied = self.programs.with_bodies(base, ties)
             over = tied.bench.unplanned.temp - room
+            # By what a body takes more than is thought in its order, plans aim lower.
+            saved = saved_by_ties(base.bench.profile, ties)
+            aim -= max(0, over - (temp - saved - room))
             if over < temp - room:
                 rewritten, temp = tied, tied.bench.unplanned.temp
-        known, aim, reached = ties, room, temp
+        known, reached, push = ties, temp, 1
         if most_outside(rewritten.bench.profile) > room:
             temp = self._in_line(rewritten, temp, room, effort)
         for _ in range(_MOST_PUSHES):
@@ -289,13 +306,15 @@ class LoopWorkbench:
             stage(what, temp - room, inside, less)
             if inside > less:
                 break
-            if bodies != known:
-                known, planned = bodies, self._with_bodies(base, bodies)
+            if bodies != known and not is_within(bodies, ties):
+                known, planned = bodies, self.programs.with_bodies(base, bodies)
                 over = planned.bench.unplanned.temp - room
                 if over < temp - room:
                     rewritten, temp = planned, planned.bench.unplanned.temp
-            # The plan was thought to fit: the next aims lower by what it is over.
-            aim -= over
+            # The plan was thought to fit: the next aims lower by what it is over, and
+            # more: a body holds large pieces.
+            aim -= push * over
+            push *= 2
         return self._in_line(rewritten, temp, room, effort) if temp > room else temp
 
     def _in_line(
@@ -317,12 +336,12 @@ class LoopWorkbench:
 
     def _smallest(self, effort: Effort) -> Rewritten:
         """The smallest variants with bodies planned as far as they go."""
-        rewritten = self._rewrite(self._room.smallest())
+        rewritten = self.programs.rewrite(self.sites, self._room.smallest())
         bench = rewritten.bench
         temp = bench.unplanned.temp
         bodies = self._plan_bodies(rewritten, temp, most_outside(bench.profile), effort)
         if bodies:
-            planned = self._with_bodies(rewritten, bodies)
+            planned = self.programs.with_bodies(rewritten, bodies)
             if planned.bench.unplanned.temp < rewritten.bench.unplanned.temp:
                 return planned
         return rewritten
@@ -335,20 +354,6 @@ class LoopWorkbench:
             return plan_bodies(
                 bench.profile, bench.buffers, temp, room, platform, effort
             )
-
-    def _with_bodies(
-        self, rewritten: Rewritten, bodies: Sequence[BodyPlan]
-    ) -> Rewritten:
-        for known in self.programs.rewritten:
-            if known.plans == rewritten.plans and known.bodies == tuple(bodies):
-                return known
-        step = rewritten.bench.step
-        program = with_bodies(step.program, bodies, step.platform)
-        step = dataclasses.replace(step, program=program)
-        bench = self._bench(step, "the step with bodies of loops planned")
-        found = Rewritten(rewritten.variants, rewritten.plans, tuple(bodies), bench)
-        self.programs.rewritten.append(found)
-        return found
 
     def _choose(self, room: int) -> list[Variant]:
         with self._counted():
@@ -364,20 +369,6 @@ class LoopWorkbench:
         start = time.perf_counter()
         yield
         self._seconds_inside += time.perf_counter() - start
-
-    def _rewrite(self, variants: Sequence[Variant]) -> Rewritten:
-        plans = tuple(map(Site.loop_plan, self.sites, variants))
-        for known in self.programs.rewritten:
-            if known.plans == plans and not known.bodies:
-                return known
-        bench = self.plain
-        if plans:
-            program = rewritten(self.step.program, plans, self.step.platform)
-            step = dataclasses.replace(self.step, program=program)
-            bench = self._bench(step, "the step with its loops rewritten")
-        found = Rewritten(tuple(variants), plans, (), bench)
-        self.programs.rewritten.append(found)
-        return found
 
     def _bench(self, step: FlatStep, what: str) -> Workbench:
         return Workbench(step, self.policy, self.cost_model, self.inplace, what)
