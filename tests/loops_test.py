@@ -456,13 +456,14 @@ def test_the_plan_of_a_refusal_is_of_the_step_as_written():
 def test_what_was_loosened_is_brought_down_where_its_order_is_thought_to_fit():
     """Of 100 bytes the first choice takes 80 in its order, the second 96."""
 
-    def taking(predicted, temp, in_order) -> Any:
-        bench = SimpleNamespace(unplanned=SimpleNamespace(temp=temp))
-        return SimpleNamespace(
-            variants=predicted, bench=bench, in_order=in_order, cost=1.0
-        )
+    class Choice:
+        cost = 1.0
 
-    tight, loose, too_loose = taking(90, 110, 80), taking(106, 140, 96), None
+        def __init__(self, predicted, temp, in_order):
+            self.variants, self.in_order = predicted, in_order
+            self.bench = SimpleNamespace(unplanned=SimpleNamespace(temp=temp))
+
+    tight, loose, too_loose = Choice(90, 110, 80), Choice(106, 140, 96), None
     squeezed = []
 
     def squeeze(rewritten, _room, _effort):
