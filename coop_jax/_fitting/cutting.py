@@ -68,7 +68,6 @@ def ops_spreading(profile: Profile, alone: Set[OpId]) -> set[OpId]:
 
 
 def _by_rows(profile: Profile, ops: Set[OpId]) -> set[OpId]:
-    """Those that write or read rows: zeros under them are as large as an embedding."""
+    """Those that write rows: zeros under them are as large as an embedding."""
     roots = {op: profile.program.equations[profile.units[op].root] for op in ops}
-    names = ("gather", "scatter")
-    return {op for op in ops if roots[op].primitive.name.startswith(names)}
+    return {op for op in ops if roots[op].primitive.name.startswith("scatter")}
