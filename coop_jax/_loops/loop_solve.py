@@ -218,7 +218,9 @@ class LoopWorkbench:
         worth = _WORTH_LOOSENING * room
         if temp == rewritten.bench.unplanned.temp:
             in_order = self._in_order(rewritten)
-            if in_order < temp and room - in_order > worth:
+            aim = self._room.predict(rewritten.variants) + room - in_order
+            is_worth = in_order < temp and room - in_order > worth
+            if is_worth and tuple(self._choose(aim)) != rewritten.variants:
                 tied = self.programs.with_bodies(rewritten, self._ties(rewritten, 0))
                 temp = min(temp, tied.bench.unplanned.temp)
         return room - temp if room - temp > worth else 0
