@@ -31,12 +31,7 @@ from .._planning.planner import Effort
 from .._program.origin import origin_of
 from .._program.regions import communicating, is_over_inside, most_outside
 from .._program.scopes import Place
-from .body_plans import (
-    is_within,
-    plan_bodies,
-    saved_by_ties,
-    tie_bodies,
-)
+from .body_plans import is_within, plan_bodies, saved_by_ties, tie_bodies
 from .loop_plan import Variant
 from .loop_programs import LoopPrograms
 from .loop_report import BodyPlan
