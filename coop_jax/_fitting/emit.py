@@ -14,13 +14,14 @@ Parts that touch only small values are left untied, but for updates of donated
 arguments: XLA would make them as soon as it can, and copy the argument at the start for
 whatever reads it later. So are numbers that arrays are divided by (`_divisors`). Some
 literals pass the barrier too (`literals`). On GPU arrays are row-major behind a
-barrier: where it only sums them up, XLA would write them once more, turned around. A
-dropout mask that a softmax reads passes a barrier of its own there (`tiling`), and in
-front of one part XLA's clock is put forward (`watershed`). The barriers vanish before
-buffer assignment and cost nothing at run time.
+barrier: where it only sums them up, XLA would write them once more, turned around. What
+only products read lies there as their library takes it (`operands`). A dropout mask
+that a softmax reads passes a barrier of its own (`tiling`), and in front of one part
+XLA's clock is put forward (`watershed`). The barriers vanish before buffer assignment
+and cost nothing at run time.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ from .._program.units import Unit
 from .cutting import cut_into_parts, ops_alone, ops_spreading
 from .layouts import row_major, turned
 from .literals import Place, bind, passing
+from .operands import Order, with_operands_laid
 from .overwritten import overwritten_operands
 from .parts import Positions, overwriting
 from .shelf import Shelf
@@ -59,7 +61,8 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
         alone = ops_alone(profile)
         spreading = ops_spreading(profile, alone)
         cut = cut_into_parts(profile, positions, alone, spreading)
-        return _Emission(profile, alone, spreading, arguments).run(cut)
+        laid, orders = with_operands_laid(profile)
+        return _Emission(laid, orders, alone, spreading, arguments).run(cut)
 
     return planned
 
@@ -70,11 +73,13 @@ class _Emission:
     def __init__(
         self,
         profile: Profile,
+        orders: Mapping[Variable, Order],
         alone: Set[OpId],
         spreading: Set[OpId],
         arguments: Sequence[Any],
     ) -> None:
         self.profile = profile
+        self.orders = orders
         self.alone = alone
         self.spreading = spreading
         self.program = profile.program
@@ -185,11 +190,13 @@ class _Emission:
         untied = self._untied()
         tied = {v: x for v, x in through.items() if v not in untied}
         beside = [self.watershed.touched(), self.shelf.touched()]
+        orders = self.orders
+        lying = [orders[v].turn(x) if v in orders else x for v, x in tied.items()]
         *behind, clock, shelf = lax.optimization_barrier(
-            [*tied.values(), *literals.values(), *beside]
+            [*lying, *literals.values(), *beside]
         )
         self.watershed.passed(clock)
-        tied.update(zip(tied, map(self._in_order, behind), strict=False))
+        tied = {v: self._in_order(v, x) for v, x in zip(tied, behind, strict=False)}
         self.shelf.passed(shelf, tied)
         self.env.update({v: tied[v] for v in self.triggers if v in tied})
         local.update({v: x for v, x in tied.items() if v in local})
@@ -199,8 +206,10 @@ class _Emission:
         """What passes no barrier; what is made of that alone waits for nothing."""
         return self.gathered | self.divisors.difference(self.triggers)
 
-    def _in_order(self, array: jax.Array) -> jax.Array:
+    def _in_order(self, variable: Variable, array: jax.Array) -> jax.Array:
         """What comes from behind a barrier, in the layout it is to have."""
+        if (order := self.orders.get(variable)) is not None:
+            return order.turn_back(row_major(array))
         is_free = self.profile.platform == "cpu" or array.shape in self.turned
         return array if is_free else row_major(array)
 
