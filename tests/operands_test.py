@@ -1,0 +1,182 @@
+"""What only products read lies, behind barriers, in the order in which they take it."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from coop_jax._fitting.compile import flat_step
+from coop_jax._fitting.emit import emit
+from coop_jax._fitting.operands import Lying, Order, with_operands_laid
+from coop_jax._fitting.solve import Workbench
+from coop_jax._program.trace import Program
+from coop_jax._program.units import Graph
+
+BATCH, LENGTH, HEADS, WIDTH = 2, 6, 4, 3
+
+
+def program(step, *shapes) -> Program:
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return flat_step(jax.jit(step).trace(*args), args).program
+
+
+def lying(step, *shapes) -> Lying:
+    """How what the first equation makes is to lie."""
+    found = program(step, *shapes)
+    return Lying(Graph(found), found.equations[0].outputs[0])
+
+
+def scores(query, key):
+    return jnp.einsum("bqhd,bkhd->bhqk", query, key)
+
+
+def test_heads_come_before_the_positions_that_lie_between_them() -> None:
+    whole = (BATCH, LENGTH, HEADS, WIDTH)
+    order = lying(lambda q, k: scores(jnp.sin(q), k), whole, whole).order
+    assert order == Order(whole, whole, (0, 2, 1, 3))
+    array = np.arange(math.prod(whole), dtype=np.float32).reshape(whole)
+    np.testing.assert_array_equal(order.turn(array), array.transpose(0, 2, 1, 3))
+    np.testing.assert_array_equal(order.turn_back(order.turn(array)), array)
+
+
+def test_heads_are_found_in_what_is_split_into_them_later() -> None:
+    flat, whole = (BATCH, LENGTH, HEADS * WIDTH), (BATCH, LENGTH, HEADS, WIDTH)
+    found = lying(lambda q, k: scores(jnp.sin(q).reshape(whole), k), flat, whole)
+    assert found.order == Order(flat, whole, (0, 2, 1, 3))
+
+
+def test_what_attention_makes_lies_as_the_projection_after_it_takes_it() -> None:
+    whole, weight = (BATCH, HEADS, WIDTH, LENGTH), (HEADS * WIDTH, 5)
+
+    def step(values, weight, gradient):
+        rows = jnp.sin(values).transpose(0, 3, 1, 2).reshape(BATCH, LENGTH, -1)
+        return rows @ weight, jnp.einsum("btc,bto->co", rows, gradient)
+
+    found = lying(step, whole, weight, (BATCH, LENGTH, 5))
+    assert found.order == Order(whole, whole, (0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda q, k: (scores(q, k), jnp.cos(q)),
+        lambda q, k: (scores(q, k), q),
+        # No order is for a batch of heads and for one of positions.
+        lambda q, k: (scores(q, k), jnp.einsum("bqhd,bqhe->bqde", q, k)),
+    ],
+    ids=("read by others", "returned", "no order for all"),
+)
+def test_what_others_read_too_lies_as_it_is_made(read) -> None:
+    whole = (BATCH, LENGTH, HEADS, WIDTH)
+    assert lying(lambda q, k: read(jnp.sin(q), k), whole, whole).order is None
+
+
+def test_what_lies_as_products_take_it_stays_and_is_read_from_either_side() -> None:
+    def step(probabilities, values):
+        p = jnp.sin(probabilities)
+        mixed = jnp.einsum("bhqk,bhkd->bhqd", p, values)
+        return mixed, jnp.einsum("bhqk,bhqd->bhkd", p, values)
+
+    square, values = (BATCH, HEADS, LENGTH, LENGTH), (BATCH, HEADS, LENGTH, WIDTH)
+    found = lying(step, square, values)
+    assert found.order is None
+    (place,) = found.summed_first
+    product = program(step, square, values).equations[place[0]]
+    (summed, _), _ = product.params["dimension_numbers"]
+    assert product.primitive.name == "dot_general"
+    assert summed == (2,)
+
+
+def test_a_view_that_cuts_across_dimensions_is_not_looked_through() -> None:
+    whole, other = (4, 6), (3, 2, 4)
+    found = lying(lambda x, y: jnp.sin(x).reshape(3, 8) @ y.reshape(8, 3), whole, other)
+    assert found.order is None
+    assert not found.summed_first
+
+
+def attention(weights, x):
+    """A step with attention by heads, in each of the usual ways of making them."""
+
+    def loss_of(weights):
+        y = x
+        for into, out in weights:
+            made = jnp.split(y @ into, 3, -1)
+            q, k, v = (each.reshape(*y.shape[:2], HEADS, -1) for each in made)
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores(q, k)), v)
+            y = y + mixed.reshape(y.shape) @ out
+        return jnp.mean(y**2)
+
+    grads = jax.grad(loss_of)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+
+def test_products_compute_the_same_of_operands_as_they_lie() -> None:
+    keys = jax.random.split(jax.random.key(0), 7)
+    weights = [
+        (jax.random.normal(a, (32, 96)) / 6, jax.random.normal(b, (32, 32)) / 6)
+        for a, b in zip(keys[:3], keys[3:6], strict=True)
+    ]
+    x = jax.random.normal(keys[6], (8, 64, 32))
+    traced = jax.jit(attention).trace(weights, x)
+    bench = Workbench(flat_step(traced, jax.tree.leaves((weights, x))))
+    profile = dataclasses.replace(bench.profile, platform="gpu")
+    laid, orders = with_operands_laid(profile)
+    assert len(orders) >= 3 * len(weights)
+    changed = [e for e in laid.program.equations if e.instead is not None]
+    assert len(changed) == 6 * len(weights)  # two products of attention, two for each
+    home = [(op,) for op in profile.problem.program_order]
+    flat = jax.tree.leaves((weights, x))
+    found = jax.jit(emit(profile, home))(*flat)
+    with jax.enable_x64(True):
+        wide = [np.asarray(leaf, np.float64) for leaf in flat]
+        exact = attention(*jax.tree.unflatten(jax.tree.structure((weights, x)), wide))
+    for mine, theirs in zip(found, jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_no_order_is_asked_of_what_several_devices_hold_parts_of() -> None:
+    shapes = (BATCH, LENGTH, HEADS, WIDTH), (BATCH, LENGTH, HEADS, WIDTH)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    step = jax.jit(lambda q, k: scores(jnp.sin(q), k))
+    profile = Workbench(flat_step(step.trace(*args), args)).profile
+    on_gpu = dataclasses.replace(profile, platform="gpu")
+    assert with_operands_laid(profile) == (profile, {})
+    split = dataclasses.replace(on_gpu.program, partitions=2)
+    on_two = dataclasses.replace(on_gpu, program=split)
+    assert with_operands_laid(on_two) == (on_two, {})
+
+
+def test_a_product_keeps_what_its_user_asked_of_it() -> None:
+    def step(a, b):
+        return lax.dot_general(
+            jnp.sin(a),
+            b,
+            (((1,), (3,)), ((2,), (0,))),
+            precision=("highest", "default"),
+            preferred_element_type=jnp.float64,
+        )
+
+    with jax.enable_x64(True):
+        shapes = (5, 6, 4), (4, 2, 3, 6)
+        args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        profile = Workbench(flat_step(jax.jit(step).trace(*args), args)).profile
+        laid, _ = with_operands_laid(dataclasses.replace(profile, platform="gpu"))
+        (product,) = (
+            e for e in laid.program.equations if e.primitive.name == "dot_general"
+        )
+        made = jax.make_jaxpr(lambda a, b: product.bind(a, b))(*args)
+    (emitted,) = (e for e in made.eqns if e.primitive.name == "dot_general")
+    assert emitted.params["precision"] == (
+        lax.Precision.HIGHEST,
+        lax.Precision.DEFAULT,
+    )
+    assert emitted.outvars[0].aval.dtype == jnp.float64
+    assert emitted.params["dimension_numbers"][1] == ((0,), (0,))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
