@@ -67,6 +67,48 @@ def test_parts_are_joined_as_far_as_any_order_fits_the_peak() -> None:
     assert joined(CHAIN, [[0], [1], [0], [1, 2, 3]]) == [[0, 1], [0], [1, 2, 3]]
 
 
+def test_products_that_share_an_operand_are_in_two_parts() -> None:
+    roomy = dataclasses.replace(CHAIN.ops[3], workspace=100)
+    problem = dataclasses.replace(CHAIN, ops=(*CHAIN.ops[:3], roomy))
+    alone = [[0], [1], [2], [3]]
+    assert joined(problem, alone) == [[0, 1, 2], [3]]
+    shared = {0: {"x", "y"}, 1: {"z"}, 2: {"y"}}
+    assert joined(problem, alone, sharing=shared) == [[0, 1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("second", "count"),
+    [
+        (lambda x, w, v: x @ v, 2),
+        (lambda x, w, v: x.T @ v, 1),
+        (lambda x, w, v: jnp.tanh(x) @ v, 1),
+        (lambda x, w, v: v @ w, 2),
+        (lambda x, w, v: v @ x, 1),
+    ],
+    ids=("operand", "summed otherwise", "made of it", "other operand", "other side"),
+)
+def test_on_gpu_a_barrier_is_between_products_that_xla_would_merge(
+    second, count
+) -> None:
+    def step(x, w, v):
+        return x @ w + second(x, w, v)
+
+    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
+    flat = flat_step(jax.jit(step).trace(*args), args)
+    found = profile(flat.program, [], 0, "gpu")
+    home = [(op,) for op in found.problem.program_order]
+    # So that there is room for all of it at once.
+    last = dataclasses.replace(found.problem.ops[-1], workspace=1 << 20)
+    problem = dataclasses.replace(found.problem, ops=(*found.problem.ops[:-1], last))
+    found = dataclasses.replace(found, problem=problem)
+    cut = cut_into_parts(found, home, ops_alone(found), set())
+    products = [
+        sum(problem.ops[op].name == "dot_general" for op in part) for part in cut
+    ]
+    assert sum(products) == 2
+    assert sum(1 for product in products if product) == count
+
+
 def test_an_update_is_a_part_after_what_reads_the_weight() -> None:
     product = dataclasses.replace(UPDATE.ops[2], workspace=100)
     update = dataclasses.replace(UPDATE.ops[3], inputs=(0, 2, 3))

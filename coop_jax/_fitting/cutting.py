@@ -1,7 +1,7 @@
 """Where a plan is cut into parts, by what XLA of the platform makes one kernel of."""
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Hashable, Set
 
 from .._planning.types import OpId, Problem
 from .._program.fusing import SEVERAL, fusible
@@ -29,8 +29,9 @@ def cut_into_parts(
     if profile.platform == "cpu":
         # XLA:CPU rather computes what it fuses once per reader, and is slower then.
         return parts(problem, positions, alone | _read_often(problem))
+    found = parts(problem, positions, alone)
     apart = profile.calls.keys() | _by_rows(profile, spreading)
-    return joined(problem, parts(problem, positions, alone), apart, spreading, alone)
+    return joined(problem, found, apart, spreading, alone, _sharing(profile))
 
 
 def ops_alone(profile: Profile) -> set[OpId]:
@@ -71,3 +72,22 @@ def _by_rows(profile: Profile, ops: Set[OpId]) -> set[OpId]:
     """Those that write rows: zeros under them are as large as an embedding."""
     roots = {op: profile.program.equations[profile.units[op].root] for op in ops}
     return {op for op in ops if roots[op].primitive.name.startswith("scatter")}
+
+
+def _sharing(profile: Profile) -> dict[OpId, set[Hashable]]:
+    """Per product, the operands that it may share with another, and how it takes each.
+
+    XLA:GPU makes one product of two that do (`DotMerger`), and then a slice of the
+    result for each, or an array of both of their other operands: copies, where these
+    pass barriers.
+    """
+    found: dict[OpId, set[Hashable]] = {}
+    for op, unit in enumerate(profile.units):
+        product = profile.program.equations[unit.root]
+        if product.primitive.name == "dot_general":
+            dimensions = product.params["dimension_numbers"]
+            found[op] = {
+                (v, side, *(each[side] for each in dimensions))
+                for side, v in enumerate(product.variables)
+            }
+    return found

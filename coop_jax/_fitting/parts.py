@@ -13,7 +13,7 @@ into it, where no barrier is in between.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from itertools import accumulate, chain
 
 from .._planning.types import OpId, Problem, ValueId
@@ -22,6 +22,8 @@ from .handing import Handing
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
+
+_NO_SHARES: Mapping[OpId, Set[Hashable]] = {}
 
 
 def parts(problem: Problem, positions: Positions, ends: Set[OpId]) -> list[list[OpId]]:
@@ -52,13 +54,15 @@ def joined(
     apart: Set[OpId] = frozenset(),
     spreading: Set[OpId] = frozenset(),
     alone: Set[OpId] = frozenset(),
+    sharing: Mapping[OpId, Set[Hashable]] = _NO_SHARES,
 ) -> list[list[OpId]]:
     """Parts put together while they fit the plan's own peak in whatever order they run.
 
     What a joined part makes is all taken to be alive at once, with all that was alive
-    before it. What runs twice does so in two parts: XLA would merge it with itself. An
-    update of what a part reads for something else is a part after it. What has to be a
-    kernel of its own (`handing`) is a part without what it would be one with.
+    before it. What runs twice does so in two parts: XLA would merge it with itself. So
+    do products that it would make one of. An update of what a part reads for something
+    else is a part after it. What has to be a kernel of its own (`handing`) is a part
+    without what it would be one with.
 
     Args:
       problem: what is planned.
@@ -66,6 +70,7 @@ def joined(
       apart: ops that stay in the parts they are in.
       spreading: ops whose workspace XLA may write before all else of a part.
       alone: ops that XLA fuses with no other.
+      sharing: per product, what another has to share with it for XLA to merge the two.
     """
     schedule = tuple(chain(*parts))
     most = max(live_bytes(problem, schedule), default=0)
@@ -76,9 +81,11 @@ def joined(
     found: list[list[OpId]] = []
     late: list[OpId] = []
     inside, held, workspace, is_open = set[OpId](), 0, 0, False
+    shared = set[Hashable]()
     for part, alive in zip(parts, before, strict=True):
         can_join = apart.isdisjoint(part)
         keeps = any(handing.is_broken_by(op, inside) for op in part)
+        shares = {each for op in part for each in sharing.get(op, ())}
         made = sum(
             problem.values[v].size for op in part for v in problem.ops[op].outputs
         )
@@ -86,7 +93,7 @@ def joined(
         needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
         waits = _waiting(problem, updates, part, late, found[-1]) if is_open else None
-        is_new = inside.isdisjoint(part) and not keeps
+        is_new = inside.isdisjoint(part) and not keeps and shared.isdisjoint(shares)
         if waits is not None and can_join and fits and is_new:
             found[-1] += part
             waits = _with_sources(problem, updates, waits, found[-1])
@@ -95,7 +102,9 @@ def joined(
         else:
             found += [late, list(part)] if late else [list(part)]
             inside, held, workspace, late = set(), alive, 0, []
+            shared = set()
         inside |= set(part)
+        shared |= shares
         held, workspace, is_open = held + made, max(workspace, needed), can_join
     return [*found, late] if late else found
 
