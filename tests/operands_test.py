@@ -37,8 +37,9 @@ def scores(query, key):
 def test_heads_come_before_the_positions_that_lie_between_them() -> None:
     whole = (BATCH, LENGTH, HEADS, WIDTH)
     order = lying(lambda q, k: scores(jnp.sin(q), k), whole, whole).order
+    assert order is not None
     assert order == Order(whole, whole, (0, 2, 1, 3))
-    array = np.arange(math.prod(whole), dtype=np.float32).reshape(whole)
+    array = jnp.arange(math.prod(whole)).reshape(whole)
     np.testing.assert_array_equal(order.turn(array), array.transpose(0, 2, 1, 3))
     np.testing.assert_array_equal(order.turn_back(order.turn(array)), array)
 
@@ -99,7 +100,7 @@ def test_a_view_that_cuts_across_dimensions_is_not_looked_through() -> None:
 
 
 def attention(weights, x):
-    """A step with attention by heads, in each of the usual ways of making them."""
+    """A step with attention by heads, all from one product."""
 
     def loss_of(weights):
         y = x
@@ -174,7 +175,7 @@ def test_a_product_keeps_what_its_user_asked_of_it() -> None:
         lax.Precision.HIGHEST,
         lax.Precision.DEFAULT,
     )
-    assert emitted.outvars[0].aval.dtype == jnp.float64
+    assert made.out_avals[0].dtype == jnp.float64
     assert emitted.params["dimension_numbers"][1] == ((0,), (0,))
 
 
