@@ -169,13 +169,17 @@ def test_a_product_keeps_what_its_user_asked_of_it() -> None:
         (product,) = (
             e for e in laid.program.equations if e.primitive.name == "dot_general"
         )
-        made = jax.make_jaxpr(lambda a, b: product.bind(a, b))(*args)
+
+        def run(a, b):
+            return product.bind(a, b)[0]
+
+        made, result = jax.make_jaxpr(run)(*args), jax.eval_shape(run, *args)
     (emitted,) = (e for e in made.eqns if e.primitive.name == "dot_general")
     assert emitted.params["precision"] == (
         lax.Precision.HIGHEST,
         lax.Precision.DEFAULT,
     )
-    assert made.out_avals[0].dtype == jnp.float64
+    assert result.dtype == jnp.float64
     assert emitted.params["dimension_numbers"][1] == ((0,), (0,))
 
 
