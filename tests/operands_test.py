@@ -11,7 +11,12 @@ from jax import lax
 
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.emit import emit
-from coop_jax._fitting.operands import Lying, Order, with_operands_laid
+from coop_jax._fitting.operands import (
+    Lying,
+    Order,
+    lying_for_products,
+    with_operands_laid,
+)
 from coop_jax._fitting.solve import Workbench
 from coop_jax._program.trace import Program
 from coop_jax._program.units import Graph
@@ -27,7 +32,7 @@ def program(step, *shapes) -> Program:
 def lying(step, *shapes) -> Lying:
     """How what the first equation makes is to lie."""
     found = program(step, *shapes)
-    return Lying(Graph(found), found.equations[0].outputs[0])
+    return lying_for_products(Graph(found), found.equations[0].outputs[0])
 
 
 def scores(query, key):
@@ -42,6 +47,11 @@ def test_heads_come_before_the_positions_that_lie_between_them() -> None:
     array = jnp.arange(math.prod(whole)).reshape(whole)
     np.testing.assert_array_equal(order.turn(array), array.transpose(0, 2, 1, 3))
     np.testing.assert_array_equal(order.turn_back(order.turn(array)), array)
+
+
+def test_an_array_without_elements_lies_as_it_is_made() -> None:
+    whole = (0, LENGTH, HEADS, WIDTH)
+    assert lying(lambda q, k: scores(jnp.sin(q), k), whole, whole).order is None
 
 
 def test_heads_are_found_in_what_is_split_into_them_later() -> None:

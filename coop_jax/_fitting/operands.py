@@ -68,7 +68,7 @@ def with_operands_laid(profile: Profile) -> tuple[Profile, dict[Variable, Order]
     graph, orders, summed_first = Graph(program), dict[Variable, Order](), set[Place]()
     for unit in profile.units:
         for v in graph.equations[unit.root].outputs:
-            lying = Lying(graph, v)
+            lying = lying_for_products(graph, v)
             summed_first |= lying.summed_first
             if lying.order is not None:
                 orders[v] = lying.order
@@ -80,8 +80,9 @@ def with_operands_laid(profile: Profile) -> tuple[Profile, dict[Variable, Order]
     return replace(profile, program=laid), orders
 
 
+@dataclass(frozen=True, slots=True)
 class Lying:
-    """How a value is to lie for the products that read it.
+    """How a value lies for the products that read it.
 
     Attributes:
       order: in which all that read it take it as it lies; None if something else reads
@@ -89,22 +90,29 @@ class Lying:
       summed_first: where it lies so, with what is summed before what is not.
     """
 
-    def __init__(self, graph: Graph, variable: Variable) -> None:
-        shape = graph.program.avals[variable].shape
-        own = _row_major(shape)
-        found, is_all = _readings(graph, variable, own)
-        pieces = _common([own, *found.values()])
-        readings = {place: _refined(each, pieces) for place, each in found.items()}
-        lying = _taken_by_all(pieces, readings.values()) if is_all else pieces
-        self.summed_first = {
-            place
-            for place, (batch, rest, summed) in readings.items()
-            if lying == (*batch, *summed, *rest) != (*batch, *rest, *summed)
-        }
-        self.order: Order | None = None
-        if lying != pieces:
-            places = tuple(map(pieces.index, lying))
-            self.order = Order(shape, tuple(size for _, size in pieces), places)
+    order: Order | None
+    summed_first: frozenset[Place]
+
+
+def lying_for_products(graph: Graph, variable: Variable) -> Lying:
+    """How a value is to lie for the products that read it."""
+    shape = graph.program.avals[variable].shape
+    own = _row_major(shape)
+    found, is_all = _readings(graph, variable, own)
+    pieces = _common([own, *found.values()])
+    readings = {place: _refined(each, pieces) for place, each in found.items()}
+    is_free = is_all and 0 not in shape
+    lying = _taken_by_all(pieces, readings.values()) if is_free else pieces
+    order = None
+    if lying != pieces:
+        places = tuple(map(pieces.index, lying))
+        order = Order(shape, tuple(size for _, size in pieces), places)
+    summed_first = frozenset(
+        place
+        for place, (batch, rest, summed) in readings.items()
+        if lying == (*batch, *summed, *rest) != (*batch, *rest, *summed)
+    )
+    return Lying(order, summed_first)
 
 
 def _taken_by_all(pieces: Dimension, readings: Iterable[Reading]) -> Dimension:
