@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from coop_jax._fitting.operands import (
     with_operands_laid,
 )
 from coop_jax._fitting.solve import Workbench
+from coop_jax._program.profile import profile
 from coop_jax._program.trace import Program
 from coop_jax._program.units import Graph
 
@@ -107,6 +109,72 @@ def test_a_view_that_cuts_across_dimensions_is_not_looked_through() -> None:
     found = lying(lambda x, y: jnp.sin(x).reshape(3, 8) @ y.reshape(8, 3), whole, other)
     assert found.order is None
     assert not found.summed_first
+
+
+def random_reader(rng: random.Random, shape: tuple[int, ...]):
+    """A product of a random view of an array of this shape, turned, with another."""
+    sizes = [*shape]
+    if rng.random() < 0.7:
+        k = rng.randrange(len(sizes))
+        cut = rng.choice([n for n in (1, 2, 3, 4, 6) if sizes[k] % n == 0])
+        sizes[k : k + 1] = [cut, sizes[k] // cut]
+    if rng.random() < 0.4:
+        k = rng.randrange(len(sizes) - 1)
+        sizes[k : k + 2] = [sizes[k] * sizes[k + 1]]
+    turned = rng.sample(range(len(sizes)), len(sizes))
+    given = [sizes[k] for k in turned]
+    roles = [rng.choice(("batch", "summed", "rest")) for _ in given]
+    mine = {
+        r: [k for k, role in enumerate(roles) if role == r] for r in ("batch", "summed")
+    }
+    shared = mine["batch"] + mine["summed"]
+    other = [5, *(given[k] for k in shared)]
+    theirs = {r: [1 + shared.index(k) for k in mine[r]] for r in mine}
+    sides = (mine["summed"], theirs["summed"]), (mine["batch"], theirs["batch"])
+
+    def read(x, y):
+        return lax.dot_general(x.reshape(sizes).transpose(turned), y, sides)
+
+    return read, tuple(other)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_products_of_random_views_are_the_same_and_orders_turn_back(seed) -> None:
+    rng = random.Random(seed)
+    shape = tuple(rng.choice((1, 2, 4, 6, 12)) for _ in range(rng.randint(2, 4)))
+    readers = [random_reader(rng, shape) for _ in range(rng.randint(1, 3))]
+
+    def step(x, *others):
+        made = jnp.sin(x)
+        return [read(made, y) for (read, _), y in zip(readers, others, strict=True)]
+
+    shapes = [shape, *(other for _, other in readers)]
+    found = program(step, *shapes)
+    laid, orders = with_operands_laid(profile(found, [], 0, "gpu"))
+    draw = np.random.default_rng(seed)
+    values = [draw.integers(-3, 4, each).astype(np.float32) for each in shapes]
+    # Of whole numbers, so in whatever order they are summed.
+    values[0] = np.arcsin(np.sign(values[0])).astype(np.float32)
+    for mine, plain in zip(
+        laid.program.evaluate(values), found.evaluate(values), strict=True
+    ):
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-5)
+    for v, order in orders.items():
+        array = jnp.arange(math.prod(order.shape)).reshape(order.shape)
+        assert order.shape == found.avals[v].shape
+        np.testing.assert_array_equal(order.turn_back(order.turn(array)), array)
+
+
+def test_random_views_come_in_other_orders_too() -> None:
+    found = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        read, other = random_reader(rng, (2, 4, 6))
+        found += (
+            lying(lambda x, y, r=read: r(jnp.sin(x), y), (2, 4, 6), other).order
+            is not None
+        )
+    assert 5 < found < 35
 
 
 def attention(weights, x):

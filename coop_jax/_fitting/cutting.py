@@ -87,7 +87,7 @@ def _sharing(profile: Profile) -> dict[OpId, set[Hashable]]:
         if product.primitive.name == "dot_general":
             dimensions = product.params["dimension_numbers"]
             found[op] = {
-                (v, side, *(each[side] for each in dimensions))
+                (profile.alias_of.get(v, v), side, *(each[side] for each in dimensions))
                 for side, v in enumerate(product.variables)
             }
     return found

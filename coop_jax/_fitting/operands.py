@@ -100,9 +100,10 @@ def lying_for_products(graph: Graph, variable: Variable) -> Lying:
     own = _row_major(shape)
     found, is_all = _readings(graph, variable, own)
     pieces = _common([own, *found.values()])
+    if math.prod(size for _, size in pieces) != math.prod(shape):
+        return Lying(None, frozenset())  # views that cut across each other
     readings = {place: _refined(each, pieces) for place, each in found.items()}
-    is_free = is_all and 0 not in shape
-    lying = _taken_by_all(pieces, readings.values()) if is_free else pieces
+    lying = _taken_by_all(pieces, readings.values()) if is_all else pieces
     order = None
     if lying != pieces:
         places = tuple(map(pieces.index, lying))
