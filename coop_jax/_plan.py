@@ -117,6 +117,7 @@ class Plan:
       origin: what it was made for; None for a plan that cannot be used again.
       baseline: what XLA assigned to the step as written.
       has_calls: it has in-place calls, and needs the native library to run.
+      in_stages: the order is kept inside of its parts too, as it packs better then.
 
     Example:
       >>> plan = step.plan(state, batch)
@@ -148,6 +149,7 @@ class Plan:
     origin: Origin | None = field(default=None, repr=False)
     baseline: tuple[OwnedBuffer, ...] = field(default=(), repr=False)
     has_calls: bool = False
+    in_stages: bool = False
 
     @property
     def is_planned(self) -> bool:
@@ -319,11 +321,13 @@ def fingerprint(
     positions: Any,
     loops: Sequence[LoopPlan] = (),
     bodies: Sequence[BodyPlan] = (),
+    in_stages: bool = False,
 ) -> str:
     """Digest of what was planned; no seconds, no addresses."""
     shape = [astuple(op)[1:3] for op in problem.ops]
     sizes = [value.size for value in problem.values]
     text = repr((shape, sizes, problem.fixed, budget, positions))
+    text += "in stages" if in_stages else ""
     if loops or bodies:
         text += repr([(loop.place, loop.chunk, loop.positions) for loop in loops])
         text += repr([(body.place, body.positions) for body in bodies])

@@ -83,10 +83,8 @@ def from_text(text: str, name: str = "the text") -> Plan:
         plan: Plan = _decode(Plan, content.get("plan"), "plan")
     except _Unreadable as error:
         raise refused([str(error)]) from None
-    if (
-        fingerprint(plan.problem, plan.budget, plan.positions, plan.loops, plan.bodies)
-        != plan.fingerprint
-    ):
+    held = plan.positions, plan.loops, plan.bodies, plan.in_stages
+    if fingerprint(plan.problem, plan.budget, *held) != plan.fingerprint:
         raise refused(
             ["Its fingerprint does not match what it holds: it was changed by hand."]
         )

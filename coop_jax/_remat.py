@@ -236,6 +236,9 @@ class Rematerialized:
             self._known.put(signature, place, (fitted, traced.out_tree))
         return jax.tree.unflatten(traced.out_tree, flat)
 
+    def __repr__(self) -> str:
+        return f"<coop_jax.remat of {self._jitted!r}>"
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds a decorated method to its instance, as `jax.jit` functions do.
 

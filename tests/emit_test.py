@@ -250,8 +250,11 @@ def in_any_order(problem: Problem, part: list[int], rng: random.Random) -> list[
     return order
 
 
+@pytest.mark.parametrize("in_stages", [False, True])
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.4])
-def test_parts_as_on_gpu_compute_what_the_step_does(share: float) -> None:
+def test_parts_as_on_gpu_compute_what_the_step_does(
+    share: float, in_stages: bool
+) -> None:
     """With moments, an average of the new weights, and a norm that reads them too."""
 
     def step(weights, moments, averages, x):
@@ -287,9 +290,8 @@ def test_parts_as_on_gpu_compute_what_the_step_does(share: float) -> None:
     planned = plan(problem, pool, Effort())
     assert planned.fits
     expected = jax.jit(flat.as_written())(*leaves)
-    for mine, theirs in zip(
-        jax.jit(emit(found, planned.positions))(*leaves), expected, strict=True
-    ):
+    emitted = emit(found, planned.positions, in_stages)
+    for mine, theirs in zip(jax.jit(emitted)(*leaves), expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 

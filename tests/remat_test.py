@@ -438,6 +438,7 @@ def test_a_plain_function_a_jitted_one_and_a_decorated_one_are_the_same() -> Non
     assert_same(decorated(2.0, X), expected)
     assert getattr(decorated, "__name__", None) == "decorated"
     assert decorated.__doc__ == "What it does."
+    assert repr(decorated).startswith("<coop_jax.remat of <PjitFunction of <function")
 
 
 def test_arguments_may_be_given_by_name() -> None:

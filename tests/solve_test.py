@@ -48,9 +48,9 @@ class Pretended(Workbench):
 
     factor = 1.0
 
-    def _compile(self, planned):
+    def _compile(self, planned, in_stages=False):
         known = len(self.candidates)
-        found = super()._compile(planned)
+        found = super()._compile(planned, in_stages)
         if len(self.candidates) > known:
             temp = int(self.factor * found.predicted)
             found = replace(found, memory=replace(found.memory, temp=temp))
@@ -198,14 +198,15 @@ def test_what_is_left_is_aimed_at_where_that_pays(
 ):
     bench, room, aims = workbench(), 1_000_000, []
 
-    def measured(aim, room, effort, starts):
+    def measured(planned, aim, room, in_stages):
         share = left[len(aims)] if len(aims) < len(left) else 0.0
         aims.append(aim)
         memory = replace(bench.unplanned, temp=int((1 - share) * room))
         cost = dearer * bench.baseline.cost
         return replace(bench.baseline, memory=memory, cost=cost, predicted=aim)
 
-    monkeypatch.setattr(bench, "_try", measured)
+    monkeypatch.setattr(bench, "_plan", lambda *of: of)
+    monkeypatch.setattr(bench, "_measured", measured)
     bench._approach(room, QUICK)
     assert len(aims) == tries
 
@@ -215,18 +216,46 @@ def test_after_a_plan_that_was_packed_badly_comes_one_that_owes_nothing_to_it(
 ):
     bench, room, tried = workbench(), 1_000_000, []
 
-    def measured(aim, room, effort, starts):
+    def measured(planned, aim, room, in_stages):
         temp = int((1.1, 1.02, 1.0)[len(tried)] * room)
-        tried.append((aim, starts))
+        tried.append((aim, planned[-1]))
         memory = replace(bench.unplanned, temp=temp)
         return replace(bench.baseline, memory=memory, predicted=aim)
 
-    monkeypatch.setattr(bench, "_try", measured)
+    monkeypatch.setattr(bench, "_plan", lambda *of: of)
+    monkeypatch.setattr(bench, "_measured", measured)
     bench._approach(room, QUICK)
     (first, *_), (second, afresh), (third, known) = tried
     assert second == first - 5_000
     assert third == second - 20_000 - 5_000
     assert (afresh, known) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("taken", "staged"),
+    [
+        ([1.05, 1.0], [0, 1]),
+        ([1.05, 1.04, 1.0], [0, 1, 1]),  # a little better: so are the next
+        ([1.05, 1.06, 1.04, 1.0], [0, 1, 0, 0]),  # no better: not again
+        ([1.01, 1.0], [0, 0]),  # as predicted, but for a hundredth
+    ],
+)
+def test_what_is_packed_badly_is_compiled_in_stages_once(
+    taken: list[float], staged: list[bool], monkeypatch: pytest.MonkeyPatch
+):
+    bench, room, tried = workbench(), 1_000_000, []
+    problem = replace(bench.problem, has_watershed=True)
+    bench._sought[-1].profile = replace(bench.profile, problem=problem)
+
+    def measured(planned, aim, room, in_stages=False):
+        memory = replace(bench.unplanned, temp=int(taken[len(tried)] * room))
+        tried.append(in_stages)
+        return replace(bench.baseline, memory=memory, predicted=aim)
+
+    monkeypatch.setattr(bench, "_plan", lambda *of: of)
+    monkeypatch.setattr(bench, "_measured", measured)
+    bench._approach(room, QUICK)
+    assert tried == staged
 
 
 def test_plans_for_more_than_the_smallest_are_left_until_it_is_too_large(

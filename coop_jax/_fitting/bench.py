@@ -101,13 +101,16 @@ class Bench:
                 candidate.profile, candidate.positions, candidate.schedule
             ),
             positions=candidate.positions,
+            in_stages=candidate.in_stages,
             policy=self.policy,
             compiles=self.compiles,
             plan_seconds=self.plan_seconds,
             compile_seconds=self.compile_seconds,
             baseline_compile_seconds=self.baseline_seconds,
             equations=len(self.step.program.equations),
-            fingerprint=fingerprint(problem, budget, candidate.positions),
+            fingerprint=fingerprint(
+                problem, budget, candidate.positions, in_stages=candidate.in_stages
+            ),
             floor=min(c.memory.total for c in (self.baseline, *self.candidates)),
             problem=problem,
             arguments=list_arguments(self.step, problem),
@@ -146,12 +149,13 @@ class Bench:
         )
         return planned if planned.fits else None
 
-    def _compile(self, planned: Planned) -> Candidate:
+    def _compile(self, planned: Planned, in_stages: bool = False) -> Candidate:
+        key = self.profile, planned.positions, in_stages
         for known in self.candidates:
-            if known.profile is self.profile and known.positions == planned.positions:
+            if (known.profile, known.positions, known.in_stages) == key:
                 return known
         stage("compiling plan %d", len(self.candidates) + 1)
-        function = emit(self.profile, planned.positions)
+        function = emit(self.profile, planned.positions, in_stages)
         compiled = self._in_xla(lambda: self.step.probe(function))
         counted = self.step.operations(compiled)
         called = called_flops(self.profile, planned.schedule)
@@ -165,6 +169,7 @@ class Bench:
             planned.cost,
             self.profile,
             counted + called if counted else 0.0,
+            in_stages,
         )
         self.candidates.append(candidate)
         return candidate

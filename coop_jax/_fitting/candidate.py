@@ -26,6 +26,7 @@ class Candidate:
       profile: what was planned: the step with in-place calls or without.
       operations: XLA's own count and that of in-place calls, which it leaves out; 0
         where it does not tell programs apart.
+      in_stages: whether its parts are cut into stages.
     """
 
     function: Callable[..., list[Any]]
@@ -37,6 +38,7 @@ class Candidate:
     cost: float
     profile: Profile
     operations: float = 0.0
+    in_stages: bool = False
 
     @property
     def surplus(self) -> int:

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Hashable, Set
 
 from .._planning.types import OpId, Problem
+from .._program.cost import RANDOM
 from .._program.fusing import SEVERAL, fusible
 from .._program.profile import Profile
 from .._program.shelving import small_size
 from .._program.units import has_call
 from .parts import Positions, joined, parts
+from .staging import stages
 
 
 def cut_into_parts(
@@ -16,6 +18,7 @@ def cut_into_parts(
     positions: Positions,
     alone: Set[OpId],
     spreading: Set[OpId],
+    in_stages: bool = False,
 ) -> list[list[OpId]]:
     """The parts of a plan, in the order they run, no barrier inside of any.
 
@@ -24,6 +27,7 @@ def cut_into_parts(
       positions: where each op runs.
       alone: `ops_alone`.
       spreading: `ops_spreading`.
+      in_stages: whether the order inside of parts is that of the plan too, on GPU.
     """
     problem = profile.problem
     if profile.platform == "cpu":
@@ -31,7 +35,11 @@ def cut_into_parts(
         return parts(problem, positions, alone | _read_often(problem))
     found = parts(problem, positions, alone)
     apart = profile.calls.keys() | _by_rows(profile, spreading)
-    return joined(problem, found, apart, spreading, alone, _sharing(profile))
+    found = joined(problem, found, apart, spreading, alone, _sharing(profile))
+    if not in_stages:
+        return found
+    beginning = _ops_beginning(profile, alone)
+    return [stage for part in found for stage in stages(problem, part, beginning)]
 
 
 def ops_alone(profile: Profile) -> set[OpId]:
@@ -44,6 +52,21 @@ def ops_alone(profile: Profile) -> set[OpId]:
         or has_call(equations, unit)
     }
     return own | profile.calls.keys()
+
+
+def _ops_beginning(profile: Profile, alone: Set[OpId]) -> set[OpId]:
+    """Ops with which a stage begins: large arrays that XLA computes on their own.
+
+    Not random bits: those XLA:GPU computes in what reads them.
+    """
+    problem, small = profile.problem, small_size(profile.problem)
+    large = {
+        op
+        for op in alone
+        if any(problem.values[v].size >= small for v in problem.ops[op].outputs)
+    }
+    roots = {op: profile.program.equations[profile.units[op].root] for op in large}
+    return {op for op in large if roots[op].primitive.name not in RANDOM}
 
 
 def _read_often(problem: Problem) -> set[OpId]:

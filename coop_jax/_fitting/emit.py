@@ -46,12 +46,15 @@ from .tiling import written_masks
 from .watershed import Watershed
 
 
-def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
+def emit(
+    profile: Profile, positions: Positions, in_stages: bool = False
+) -> Callable[..., list[Any]]:
     """A function of the program's flat arguments that runs the planned schedule.
 
     Args:
       profile: program and units.
       positions: where each op runs.
+      in_stages: whether parts are cut into stages (`staging`).
 
     Returns:
       A traceable function `(*flat arguments) -> flat outputs`.
@@ -60,7 +63,7 @@ def emit(profile: Profile, positions: Positions) -> Callable[..., list[Any]]:
     def planned(*arguments: Any) -> list[Any]:
         alone = ops_alone(profile)
         spreading = ops_spreading(profile, alone)
-        cut = cut_into_parts(profile, positions, alone, spreading)
+        cut = cut_into_parts(profile, positions, alone, spreading, in_stages)
         laid, orders = with_operands_laid(profile)
         return _Emission(laid, orders, alone, spreading, arguments).run(cut)
 

@@ -23,5 +23,5 @@ def let_go(benches: Iterable[Workbench]) -> None:
 
 
 def _without_program(candidate: Candidate) -> Candidate:
-    function = emit(candidate.profile, candidate.positions)
+    function = emit(candidate.profile, candidate.positions, candidate.in_stages)
     return dataclasses.replace(candidate, function=function, compiled=None)

@@ -86,7 +86,7 @@ def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
             "this plan cannot be used for this step",
             ["Its operations are not those that the step is grouped into here."],
         )
-    return emit(found, plan.positions)
+    return emit(found, plan.positions, plan.in_stages)
 
 
 def _shape(problem: Problem) -> Any:

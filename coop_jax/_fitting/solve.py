@@ -3,6 +3,7 @@
     profile    compile the step as written; done if it fits and no plan does less
     fit        aim the planner at the budget less what XLA was seen to add
                compile; over the budget: aim lower, well under it: higher
+    stages     packed badly, on a GPU: the same plan, in its own order inside of parts
     floor      no plan fits: the smallest pool the planner can reach, compiled
     near       asked for the smallest: least bytes times cost within 5 % of that
     bisect     between the floor and the nearest miss; aim anew if nothing missed
@@ -46,6 +47,7 @@ _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
 _MOST_OTHERS = 3
 _WORTH_PLANNING = 0.999
 _WRONG = 1.5  # times the bytes there are
+_PACKED_BADLY = 0.03  # of the room, beyond what was predicted
 
 
 class Workbench(Bench):
@@ -192,14 +194,25 @@ class Workbench(Bench):
         self._bisect(room, effort, min(max(left, least), _MOST_BISECTIONS))
 
     def _approach(self, room: int, effort: Effort) -> None:
-        """Tries plans until one uses at most `room` bytes of temporaries."""
+        """Tries plans until one uses at most `room` bytes of temporaries.
+
+        One that is packed badly is compiled in stages too, once; if that takes fewer
+        bytes, so are those after it.
+        """
         aim = Aim(room, self._expected_surplus(room))
+        in_stages, has_other_order = False, self.problem.has_watershed
         for _ in range(_MOST_TRIES):
             # What was packed badly leads to more of the kind.
             starts = [] if aim.is_stray else None
-            candidate = self._try(aim.bytes, room, effort, starts)
-            if candidate is None:
+            planned = self._plan(aim.bytes, effort, starts)
+            if planned is None:
                 return
+            candidate = self._measured(planned, aim.bytes, room, in_stages)
+            if has_other_order and _is_packed_badly(candidate, room):
+                has_other_order = False
+                again = self._measured(planned, aim.bytes, room, in_stages=True)
+                in_stages = again.memory.temp < candidate.memory.temp
+                candidate = again if in_stages else candidate
             over = candidate.memory.temp - room
             written = self.baseline.cost
             hope = (candidate.cost - written) * aim.rise(-over)
@@ -261,9 +274,13 @@ class Workbench(Bench):
     ) -> Candidate | None:
         """Plans for `aim` bytes of temporaries and compiles."""
         planned = self._plan(aim, effort, starts)
-        if planned is None:
-            return None
-        candidate = self._compile(planned)
+        return self._measured(planned, aim, room) if planned else None
+
+    def _measured(
+        self, planned: Planned, aim: int, room: int, in_stages: bool = False
+    ) -> Candidate:
+        """Compiles what was planned for `aim` bytes of temporaries, to take `room`."""
+        candidate = self._compile(planned, in_stages)
         bytes_of = (room, aim, candidate.predicted, candidate.memory.temp)
         stage(
             "room for %s bytes of temporaries: aimed at %s, predicted %s, XLA used %s",
@@ -300,3 +317,9 @@ class Workbench(Bench):
             held = []  # XLA computes some of it inside of what reads it
         plan = self.describe(floor, budget)
         return BudgetError(budget, floor.memory.total, held, list(advice), plan)
+
+
+def _is_packed_badly(candidate: Candidate, room: int) -> bool:
+    """Whether it takes more than `room`, and much more than predicted."""
+    is_over = candidate.predicted <= room < candidate.memory.temp
+    return is_over and candidate.surplus > _PACKED_BADLY * room

@@ -146,7 +146,9 @@ class LoopWorkbench:
         plan = bench.describe(candidate, budget)
         rewritten = self.programs.rewriting_of(candidate)
         loops, bodies = (rewritten.plans, rewritten.bodies) if rewritten else ((), ())
-        digest = fingerprint(plan.problem, budget, plan.positions, loops, bodies)
+        digest = fingerprint(
+            plan.problem, budget, plan.positions, loops, bodies, plan.in_stages
+        )
         return dataclasses.replace(
             plan,
             unplanned=self.unplanned,
