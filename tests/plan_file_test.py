@@ -149,6 +149,7 @@ def test_a_plan_that_xla_gives_more_bytes_is_refused(plan) -> None:
         (lambda c: _with(c, "flops", "many"), "`plan.flops` is not a number: 'many'"),
         (lambda c: _with(c, "positions", [["a"]]), "`plan.positions\\[0\\]\\[0\\]`"),
         (lambda c: _with(c, "positions", []), "changed by hand"),
+        (lambda c: _with(c, "in_stages", True), "changed by hand"),
         (lambda c: _with(c, "actions", {"columns": 1}), "table of columns and rows"),
         (
             lambda c: _with(c, "actions", {"columns": ["name"], "rows": [[1, 2]]}),
