@@ -34,7 +34,7 @@ def test_a_stage_begins_with_each_product_and_masks_wait_for_their_readers() -> 
     part = [*range(7)]
     assert stages(LAYER, part, {3, 5}) == [[2], [0, 1, 3, 4], [5, 6]]
     assert stages(LAYER, part, set()) == [part]
-    # What a later part reads too is made for the first reader here.
+    # A mask that only a later part reads is made at once.
     assert stages(LAYER, [0, 1, 2, 3], {3}) == [[0, 1, 2], [3]]
 
 
