@@ -134,6 +134,8 @@ def test_is_the_better_of_two_orders_of_the_obvious_best_fit() -> None:
             for order in (spatial, temporal)
         )
         assert assign(buffers, 1).peak == expected
+        by_size = _first_order_peak([buffers[i] for i in spatial])
+        assert assign(buffers, 1, has_durations=False).peak == by_size
 
 
 def _by_the_clock(buffers: list[Buffer]) -> tuple[list[int], list[int]]:

@@ -63,6 +63,7 @@ def test_by_eye() -> None:
     length=st.integers(1, 60),
     alignment=st.sampled_from((1, 64)),
     has_watershed=st.booleans(),
+    has_durations=st.booleans(),
     noise=st.sampled_from((0.0, 0.3)),
     is_quick=st.booleans(),
 )
@@ -72,11 +73,13 @@ def test_every_step_is_the_same(
     length: int,
     alignment: int,
     has_watershed: bool,
+    has_durations: bool,
     noise: float,
     is_quick: bool,
 ) -> None:
     problem = random_problem(seed, length, alignment)
-    problem = replace(problem, has_watershed=has_watershed)
+    flags = {"has_watershed": has_watershed, "has_durations": has_durations}
+    problem = replace(problem, **flags)
     native, python = both(problem, 0, is_packed)
     order = program_order(problem)
     start = native.at(order)
@@ -96,11 +99,14 @@ def test_every_step_is_the_same(
 
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 60), at=st.integers(0, 61))
 def test_packed_sizes_are_the_same(seed: int, length: int, at: int) -> None:
-    problem = random_problem(seed, length)
-    buffers = schedule_buffers(problem, problem.program_order)
+    made = random_problem(seed, length)
+    buffers = schedule_buffers(made, made.program_order)
     for watersheds in ((), (at,), (at, at + 1)):
-        expected = assign(buffers, problem.alignment, watersheds).peak
-        assert packed_size(problem, problem.program_order, watersheds) == expected
+        for known in (True, False):
+            problem = replace(made, has_durations=known)
+            about = problem.alignment, watersheds
+            expected = assign(buffers, *about, has_durations=known).peak
+            assert packed_size(problem, made.program_order, watersheds) == expected
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Planned]) -> Planned:

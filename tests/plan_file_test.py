@@ -17,10 +17,12 @@ import pytest
 from jax import lax
 
 import coop_jax
+from coop_jax._fitting import saved
 from coop_jax._fitting.compile import flat_step
 from coop_jax._plan import Plan
 from coop_jax._plan_file import _fields, from_text, to_text
 from coop_jax._program.origin import Origin, differences, origin_of, program_digest
+from coop_jax._program.profile import profile
 
 ROOT = Path(__file__).absolute().parent.parent
 PAGE = (ROOT / "docs" / "plan_format.md").read_text()
@@ -73,6 +75,26 @@ def test_a_loaded_plan_runs_without_searching(plan, tmp_path, monkeypatch) -> No
     assert coop_jax.measure(step, *SHAPES) == plan.measured
     expected = jax.jit(train_step)(*arrays())
     assert jax.tree.all(jax.tree.map(jnp.allclose, step(*arrays()), expected))
+
+
+@pytest.mark.parametrize("has_watershed", [True, False])
+def test_a_loaded_plan_has_a_watershed_only_if_it_was_planned_with_one(
+    has_watershed: bool, plan, monkeypatch
+) -> None:
+    emitted = []
+
+    def with_one(*of: Any, **options: Any) -> Any:
+        found = profile(*of, **options)
+        problem = dataclasses.replace(found.problem, has_watershed=True)
+        return dataclasses.replace(found, problem=problem)
+
+    monkeypatch.setattr(saved, "profile", with_one)
+    monkeypatch.setattr(saved, "emit", lambda found, *_: emitted.append(found))
+    problem = dataclasses.replace(plan.problem, has_watershed=has_watershed)
+    trace = jax.jit(train_step, donate_argnums=0).trace(*SHAPES)
+    step = flat_step(trace, jax.tree.leaves(SHAPES))
+    saved._function(step, dataclasses.replace(plan, problem=problem))
+    assert [found.problem.has_watershed for found in emitted] == [has_watershed]
 
 
 def test_a_step_that_fits_as_written_is_saved_too(tmp_path) -> None:

@@ -125,7 +125,7 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowher
     floor = bench.floor(QUICK)
 
     def plan_nothing(problem, pool, effort, starts, ways_down):
-        asked.append((pool, len(starts) > 0))
+        asked.append(pool)
         found = planner.plan(problem, pool, effort, starts, is_packed=True)
         return replace(found, fits=False)
 
@@ -133,10 +133,11 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowher
     room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
     surplus = int(share * room)
     monkeypatch.setattr(bench, "_expected_surplus", lambda room: surplus)
-    bench._nearby = ()
     assert bench.near_floor(QUICK) in bench.candidates
-    pool = room - bench.profile.standing
-    assert asked == [(pool - surplus, False), (pool, True)][:tries]
+    aims = [room - surplus, room][:tries]
+    shares = (1.0, 0.996, 0.992, 0.985, 0.97)
+    rooms = [int(share * aim) for aim in aims for share in shares]
+    assert asked == [room - bench.profile.standing for room in rooms]
 
 
 @pytest.mark.parametrize(("dearer", "is_planned"), [(1.03, False), (1.01, True)])
@@ -173,8 +174,38 @@ def test_near_the_smallest_plans_start_from_what_was_met_on_the_way_down():
     bench.planner = Planner(plan, PLANNERS["coop"].smallest)
     known = len(bench.candidates)
     bench.near_floor(QUICK)
-    assert asked == [[met]]
+    assert asked
+    assert all(starts[0] == met for starts in asked)
     assert len(bench.candidates) == known + 1
+
+
+def test_near_the_smallest_of_several_plans_the_least_bytes_times_cost_is_compiled():
+    bench, found, costs = workbench(), [], [0.9, 0.8, 0.2, 0.7, 0.6]
+    bench.floor(QUICK)
+
+    def plan(problem, pool, effort, starts, ways_down):
+        planned = planner.plan(problem, pool, effort, [], ways_down, is_packed=True)
+        found.append(replace(planned, cost=costs[len(found)] * planned.cost))
+        return found[-1]
+
+    bench.planner = Planner(plan, PLANNERS["coop"].smallest)
+    known = len(bench.candidates)
+    bench.near_floor(QUICK)
+    assert len(found) == len(costs)
+    assert [c.positions for c in bench.candidates[known:]] == [found[2].positions]
+
+
+def test_where_there_can_be_a_watershed_the_smallest_plans_have_none():
+    bench = workbench()
+    problem = replace(bench.problem, has_watershed=True, has_durations=False)
+    bench._sought[-1].profile = replace(bench.profile, problem=problem)
+    floor = bench.floor(QUICK)
+    assert floor is not bench.baseline
+    assert not floor.profile.problem.has_watershed
+    assert not bench.describe(floor, None).problem.has_watershed
+    budget = (floor.memory.total + bench.unplanned.total) // 2
+    assert bench.fit(budget, QUICK).profile.problem.has_watershed
+    assert bench.floor(QUICK) is floor
 
 
 def test_what_was_the_smallest_is_not_refused_as_a_budget():
@@ -244,7 +275,7 @@ def test_what_is_packed_badly_is_compiled_in_stages_once(
     taken: list[float], staged: list[bool], monkeypatch: pytest.MonkeyPatch
 ):
     bench, room, tried = workbench(), 1_000_000, []
-    problem = replace(bench.problem, has_watershed=True)
+    problem = replace(bench.problem, has_durations=False)
     bench._sought[-1].profile = replace(bench.profile, problem=problem)
 
     def measured(planned, aim, room, in_stages=False):

@@ -63,6 +63,7 @@ class Bench:
         if inplace is True:
             self._plan_calls()
             self._sought = self._sought[-1:]
+        self._sought_first = self._sought
 
     @property
     def profile(self) -> Profile:

@@ -80,7 +80,7 @@ def nearest(
     candidates: Iterable[Candidate], profile: Profile, room: int
 ) -> list[Positions]:
     """Plans of a profile to start from: next above and below `room` bytes."""
-    mine = (c for c in candidates if c.profile is profile)
+    mine = (c for c in candidates if c.profile.units is profile.units)
     known = sorted(mine, key=lambda c: c.predicted)
     above = [c.positions for c in known if c.predicted > room]
     below = [c.positions for c in known if c.predicted <= room]

@@ -17,7 +17,7 @@ from .._native.inplace import why_unavailable
 from .._plan import Plan
 from .._planning.types import Problem
 from .._program.origin import differences, origin_of
-from .._program.profile import profile
+from .._program.profile import profile, without_watershed
 from .._program.scopes import scope
 from .compile import FlatStep
 from .emit import emit
@@ -86,6 +86,8 @@ def _function(step: FlatStep, plan: Plan) -> Callable[..., list[Any]]:
             "this plan cannot be used for this step",
             ["Its operations are not those that the step is grouped into here."],
         )
+    if not plan.problem.has_watershed:
+        found = without_watershed(found)
     return emit(found, plan.positions, plan.in_stages)
 
 

@@ -23,11 +23,12 @@ import functools
 
 from .._errors import BudgetError
 from .._planning.planner import Effort, Planned, Positions
+from .._program.profile import without_watershed
 from .._program.shards import communicates
 from .advice import advise
 from .aiming import Aim, least_margin
 from .bench import Bench
-from .candidate import Candidate
+from .candidate import Candidate, Sought, nearest
 from .describe import held_at_peak
 from .progress import stage
 
@@ -41,6 +42,8 @@ _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
 _MOST_NEARBY = 3
 _NEAR_TRIES = 2
+_NEAR_SHARES = (1.0, 0.996, 0.992, 0.985, 0.97)
+_NEAR_OPS = 6500  # in all of their plans: for long programs there is one
 _NEAR_ENOUGH = 0.01  # of the room: with so much more, plans are the same
 _TOO_DEAR = 1.02  # times what would do: more than refining takes off a quick plan
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
@@ -53,7 +56,7 @@ _PACKED_BADLY = 0.03  # of the room, beyond what was predicted
 class Workbench(Bench):
     """Looks for the programs that are asked for."""
 
-    _sought_floor = False
+    _sought_last: list[Sought] | None = None
     _unrelaxed: Planned | None = None
     _nearby: tuple[Positions, ...] = ()
 
@@ -66,6 +69,7 @@ class Workbench(Bench):
         if self.unplanned.total <= budget:
             return self._where_it_fits(effort)
         room, known = budget - self.unplanned.fixed, len(self.candidates)
+        self._sought = self._sought_first
         if room > 0:
             self._approach(room, effort)
             if not self._fitting(budget) and self._has_choice and self._plan_calls():
@@ -98,21 +102,34 @@ class Workbench(Bench):
         # Plans for a little more were made when the floor was sought.
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
         worth = floor.bytes_times_cost / budget
-        for turn in range(_NEAR_TRIES if is_more else 0):
+        for _ in range(_NEAR_TRIES if is_more else 0):
             if self._least_known_cost(aim) > _TOO_DEAR * worth:
                 break
-            # The smallest leads nowhere else: rather from what was met on the way.
-            starts = None if turn else [*self._nearby[:_MOST_NEARBY]]
-            planned = self._plan(aim, effort, starts)
+            planned = self._cheapest_near(aim, effort)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
                 if room - aim <= _NEAR_ENOUGH * room:
                     break
                 aim = room  # XLA may add less than it does to the smallest.
-            elif (over := self._compile(planned).memory.temp - room) > 0:
-                aim -= over
-            else:
+                continue
+            found = self._compile(planned)
+            if (over := found.memory.temp - room) <= 0:
                 break
+            aim -= over
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
+
+    def _cheapest_near(self, aim: int, effort: Effort) -> Planned | None:
+        """Of new plans for `aim` bytes and a bit less, the least bytes times cost.
+
+        So far down fewer bytes may cost less as well, by where arrays find room.
+        """
+        shares = _NEAR_SHARES[: max(1, _NEAR_OPS // max(1, len(self.problem.ops)))]
+        known = nearest(self.candidates, self.profile, aim)
+        starts = [*self._nearby[:_MOST_NEARBY], *known]
+        plans = [self._plan(int(share * aim), effort, starts) for share in shares]
+        compiled = {c.positions for c in self.candidates}
+        new = [p for p in plans if p and p.positions not in compiled]
+        beside = self.unplanned.fixed + self.profile.standing
+        return min(new, key=lambda p: (beside + p.size) * p.cost, default=None)
 
     def _least_known_cost(self, aim: int) -> float:
         """Of the plans compiled for at least as many bytes; 0 if there is none."""
@@ -121,11 +138,15 @@ class Workbench(Bench):
 
     def _seek_smallest(self, effort: Effort) -> None:
         """Plans for the smallest pool and compiles that, once."""
-        if self._sought_floor:
+        if self._sought_last is not None:
+            self._sought = self._sought_last
             return
-        self._sought_floor = True
         if self._has_choice:
             self._plan_calls()
+        if self.problem.has_watershed:
+            # Many places are as full, so what is not across it lies as chance has it.
+            self._sought = [Sought(without_watershed(s.profile)) for s in self._sought]
+        self._sought_last = self._sought
         # With in-place calls and without: either may reach further down.
         for sought in self._sought:
             stage("looking for the smallest plan")
@@ -200,7 +221,7 @@ class Workbench(Bench):
         bytes, so are those after it.
         """
         aim = Aim(room, self._expected_surplus(room))
-        in_stages, has_other_order = False, self.problem.has_watershed
+        in_stages, has_other_order = False, not self.problem.has_durations
         for _ in range(_MOST_TRIES):
             # What was packed badly leads to more of the kind.
             starts = [] if aim.is_stray else None

@@ -40,6 +40,7 @@ class _ProblemArrays(ctypes.Structure):
         ("is_output", ctypes.c_void_p),
         ("alignment", ctypes.c_int64),
         ("has_watershed", ctypes.c_int64),
+        ("has_durations", ctypes.c_int64),
         ("cost", ctypes.c_double),
     )
 
@@ -171,6 +172,7 @@ class _Arrays:
             is_output=self.array((value.is_output for value in values), np.int32),
             alignment=problem.alignment,
             has_watershed=problem.has_watershed,
+            has_durations=problem.has_durations,
             cost=sum(op.cost for op in ops),
         )
 

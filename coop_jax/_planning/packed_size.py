@@ -21,4 +21,5 @@ def packed_size(
     if library() is not None:
         return native_packed_size(problem, schedule, watersheds)
     buffers = schedule_buffers(problem, schedule)
-    return assign(buffers, problem.alignment, watersheds).peak
+    about = problem.alignment, watersheds
+    return assign(buffers, *about, has_durations=problem.has_durations).peak

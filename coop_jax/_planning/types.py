@@ -99,6 +99,7 @@ class Problem:
       alignment: offsets in the pool are multiples of this many bytes.
       has_watershed: what is alive across one place of a schedule can be placed before
         all else (`buffer_assignment`).
+      has_durations: how long arrays last is known to the tick of XLA's clock.
       producer: op that writes each value, or -1 for arguments (derived).
     """
 
@@ -107,6 +108,7 @@ class Problem:
     fixed: int = 0
     alignment: int = 64
     has_watershed: bool = False
+    has_durations: bool = True
     producer: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

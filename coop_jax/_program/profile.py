@@ -120,6 +120,8 @@ def profile(
         alignment=64 if platform == "cpu" else 256,
         # XLA's partitioner takes no call of unknown sharding that must stay.
         has_watershed=platform == "gpu" and program.partitions == 1,
+        # What is inside of a part XLA:GPU orders otherwise than the plan.
+        has_durations=platform != "gpu",
     )
     order = early_order(problem, scalars_too=platform != "cpu")
     problem, units = in_order(problem, order), tuple(units[op] for op in order)
@@ -144,6 +146,11 @@ def profile(
         sent,
         tuple(found.variables[v] for v in on_shelf),
     )
+
+
+def without_watershed(profile: Profile) -> Profile:
+    """The profile for plans whose program has no watershed."""
+    return replace(profile, problem=replace(profile.problem, has_watershed=False))
 
 
 def _written(owned: Owned) -> dict[Place, set[int]]:

@@ -45,6 +45,7 @@ struct ProblemArrays {
   const int32_t* is_output;
   int64_t alignment;
   int64_t has_watershed;
+  int64_t has_durations;
   double cost;
 };
 
@@ -94,6 +95,7 @@ Problem ReadProblem(const ProblemArrays& arrays) {
   }
   problem.alignment = arrays.alignment;
   problem.has_watershed = arrays.has_watershed != 0;
+  problem.has_durations = arrays.has_durations != 0;
   problem.cost = arrays.cost;
   return problem;
 }

@@ -263,8 +263,8 @@ int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
 
 // The size of the block, with a watershed in front of one of these places if that is worth
 // it. `steps`: of the schedule.
-int64_t PackedSize(const std::vector<Buffer>& buffers, size_t steps, int64_t alignment,
-                   const std::vector<int32_t>& watersheds) {
+int64_t PackedSize(const Problem& problem, const std::vector<Buffer>& buffers,
+                   size_t steps, const std::vector<int32_t>& watersheds) {
   const int32_t positions = static_cast<int32_t>(steps) + 1;
   std::vector<int32_t> order(buffers.size());
   const auto pack_by = [&](auto key, int64_t most) {
@@ -272,7 +272,7 @@ int64_t PackedSize(const std::vector<Buffer>& buffers, size_t steps, int64_t ali
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
       return key(buffers[a]) > key(buffers[b]);
     });
-    return Pack(buffers, order, positions, alignment, most);
+    return Pack(buffers, order, positions, problem.alignment, most);
   };
   const auto by_size = [](const Buffer& buffer) {
     return std::make_tuple(buffer.size, buffer.first_duration);
@@ -281,7 +281,7 @@ int64_t PackedSize(const std::vector<Buffer>& buffers, size_t steps, int64_t ali
     return std::make_tuple(buffer.duration, buffer.size);
   };
   int64_t plain = pack_by(by_size, std::numeric_limits<int64_t>::max());
-  plain = pack_by(by_duration, plain);
+  if (problem.has_durations) plain = pack_by(by_duration, plain);
   const int64_t too_much = plain - plain / kLeastGain + 1;
   int64_t least = too_much;
   for (const int32_t watershed : watersheds) {
@@ -303,13 +303,13 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
     const int32_t fullest = Fullest(buffers, static_cast<int32_t>(schedule.size()) + 1);
     watersheds = {fullest, fullest + 1};
   }
-  return PackedSize(buffers, schedule.size(), problem.alignment, watersheds);
+  return PackedSize(problem, buffers, schedule.size(), watersheds);
 }
 
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
                    const std::vector<int32_t>& watersheds) {
-  return PackedSize(ScheduleBuffers(problem, schedule), schedule.size(),
-                    problem.alignment, watersheds);
+  return PackedSize(problem, ScheduleBuffers(problem, schedule), schedule.size(),
+                    watersheds);
 }
 
 }  // namespace coop_jax

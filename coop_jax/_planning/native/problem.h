@@ -39,6 +39,8 @@ struct Problem {
   int64_t alignment;
   // Whether what is alive across one place can be placed before all else.
   bool has_watershed;
+  // Whether how long arrays last is known to the tick of XLA's clock.
+  bool has_durations;
   // Seconds of the unplanned schedule.
   double cost;
 
