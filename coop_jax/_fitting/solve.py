@@ -43,7 +43,6 @@ _NEAR_FLOOR = 1.05
 _MOST_NEARBY = 3
 _NEAR_TRIES = 2
 _NEAR_SHARES = (1.0, 0.996, 0.992, 0.985, 0.97)
-_WELL_ABOVE = 1.2
 _NEAR_OPS = 6500  # in all of their plans: for long programs there is one
 _NEAR_ENOUGH = 0.01  # of the room: with so much more, plans are the same
 _TOO_DEAR = 1.02  # times what would do: more than refining takes off a quick plan
@@ -126,9 +125,6 @@ class Workbench(Bench):
         shares = _NEAR_SHARES[: max(1, _NEAR_OPS // max(1, len(self.problem.ops)))]
         known = nearest(self.candidates, self.profile, aim)
         starts = [*self._nearby[:_MOST_NEARBY], *known]
-        # From a cheap plan may lead a way down where none leads up from the smallest.
-        if above := self._plan(int(_WELL_ABOVE * aim), effort, starts):
-            starts.append(above.positions)
         plans = [self._plan(int(share * aim), effort, starts) for share in shares]
         compiled = {c.positions for c in self.candidates}
         new = [p for p in plans if p and p.positions not in compiled]
