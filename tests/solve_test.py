@@ -135,7 +135,7 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowher
     monkeypatch.setattr(bench, "_expected_surplus", lambda room: surplus)
     assert bench.near_floor(QUICK) in bench.candidates
     aims = [room - surplus, room][:tries]
-    shares = (1.0, 0.996, 0.992, 0.985, 0.97)
+    shares = (1.0, 0.992, 0.985)
     rooms = [int(share * aim) for aim in aims for share in shares]
     assert asked == [room - bench.profile.standing for room in rooms]
 
@@ -180,7 +180,7 @@ def test_near_the_smallest_plans_start_from_what_was_met_on_the_way_down():
 
 
 def test_near_the_smallest_of_several_plans_the_least_bytes_times_cost_is_compiled():
-    bench, found, costs = workbench(), [], [0.9, 0.8, 0.2, 0.7, 0.6]
+    bench, found, costs = workbench(), [], [0.9, 0.2, 0.8]
     bench.floor(QUICK)
 
     def plan(problem, pool, effort, starts, ways_down):
@@ -192,7 +192,7 @@ def test_near_the_smallest_of_several_plans_the_least_bytes_times_cost_is_compil
     known = len(bench.candidates)
     bench.near_floor(QUICK)
     assert len(found) == len(costs)
-    assert [c.positions for c in bench.candidates[known:]] == [found[2].positions]
+    assert [c.positions for c in bench.candidates[known:]] == [found[1].positions]
 
 
 def test_where_there_can_be_a_watershed_the_smallest_plans_have_none():
