@@ -79,7 +79,7 @@ def called_flops(profile: Profile, schedule: Schedule) -> float:
 def nearest(
     candidates: Iterable[Candidate], profile: Profile, room: int
 ) -> list[Positions]:
-    """Plans of a profile to start from: next above and below `room` bytes."""
+    """Plans of a profile's ops to start from: next above and below `room` bytes."""
     mine = (c for c in candidates if c.profile.units is profile.units)
     known = sorted(mine, key=lambda c: c.predicted)
     above = [c.positions for c in known if c.predicted > room]

@@ -4,8 +4,10 @@
     fit        aim the planner at the budget less what XLA was seen to add
                compile; over the budget: aim lower, well under it: higher
     stages     packed badly, on a GPU: the same plan, in its own order inside of parts
-    floor      no plan fits: the smallest pool the planner can reach, compiled
-    near       asked for the smallest: least bytes times cost within 5 % of that
+    floor      no plan fits: the smallest pool the planner can reach, compiled; on a GPU
+               without a watershed
+    near       asked for the smallest: least bytes times cost within 5 % of that, of
+               several plans
     bisect     between the floor and the nearest miss; aim anew if nothing missed
     others     the floor is over the budget, but not by the model: a few other plans
 
