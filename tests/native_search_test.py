@@ -95,6 +95,8 @@ def test_every_step_is_the_same(
             start = native.refine(reached, EFFORT)
             assert start == python.refine(reached, EFFORT)
             assert native.moves_left == python.moves_left
+        if reached.fits:
+            assert native.tightened(reached) == python.tightened(reached)
 
 
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 60), at=st.integers(0, 61))

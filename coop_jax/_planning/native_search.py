@@ -111,6 +111,11 @@ class NativeSearch:
         refine = self._library.coop_jax_search_refine
         return self._call(refine, start.positions, start, rounds, seconds)
 
+    def tightened(self, best: Planned) -> Planned:
+        """A schedule that fits, with less recomputed, if packing allows that."""
+        tightened = self._library.coop_jax_search_tightened
+        return self._call(tightened, best.positions, best)
+
     def _call(
         self,
         function: Callable[..., None],

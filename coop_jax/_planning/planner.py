@@ -36,6 +36,7 @@ from .planned import Effort as Effort
 from .planned import Planned as Planned
 from .planned import Positions as Positions
 from .planned import program_order as program_order
+from .segment_plans import segment_plans
 from .types import Problem, Schedule
 
 _SEED_STEPS_PER_OP = 4
@@ -55,6 +56,7 @@ _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 # Where fewer ways fit, packing is in the way: strides, which pack, may come cheaper.
 _FEW = 3
+_WORTH_REFINING = 0.999
 # Shares of what has not piled up; the second from where the first led.
 _MARGINS = (0.4, 0.6)
 _AS_SMALL = 1.005
@@ -102,15 +104,26 @@ def plan(
         ways = chain(map(Way, known), _ways(problem, pool))
         enough = _enough_ways(problem) + len(guides)
         reached = list(_followed(crew, pool, ways, effort, enough, len(known)))
-        fitting = sum(one.fits for one in reached)
-        is_cheap = fitting and _is_nearly_free(problem, _best(reached))
+        fitting = sum(one.fits for one in reached[len(starts) :])
+        best = _best(reached)
+        is_cheap = best.fits and _is_nearly_free(problem, best)
         if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
             under_way = _ways_to_less(crew, pool, effort, ways_down, _NOISY_DESCENTS)
+            reached += _by_segments(crew, pool, effort)
             reached += [way.result() for way in under_way]
         best = _best(reached)
         if best.peak <= pool:
             best = _best((best, *_refined(crew, best, reached, effort)))
     return best
+
+
+def _by_segments(crew: Crew, pool: int, effort: Effort) -> list[Planned]:
+    """What plans that run segments again come to; none in long programs."""
+    is_late = time.monotonic() > crew.lead.deadline
+    if is_late or _is_long(crew.lead.problem):
+        return []
+    ways = map(Way, segment_plans(crew.lead.problem, pool))
+    return [found for _, found in crew.follow(ways, pool, little(effort), waits=False)]
 
 
 def _refined(
@@ -135,7 +148,11 @@ def _refined(
             # Else how much may be alive would be what an earlier way left it at.
             start = search.reach(start.positions)
         search.moves_left = _LAST_MOVES * search.moves
-        return search.refine(start, thorough)
+        found = search.refine(start, thorough)
+        tight = search.tightened(found) if found.fits else found
+        if tight.cost < _WORTH_REFINING * found.cost:
+            tight = search.refine(tight, thorough)
+        return tight
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
     different = {one.positions: one for one in (best, *fitting)}.values()
@@ -288,9 +305,9 @@ def smallest(
         afresh = _followed(
             crew, best.size, ways, effort, enough, hopeless=_HOPELESS_AFRESH
         )
-        best = _best(chain([best], afresh))
+        best = _best(chain([best], afresh, _by_segments(crew, best.size, effort)))
         search.begin(best.size)
-        best = search.refine(best, effort)
+        best = search.tightened(search.refine(best, effort))
         return dataclasses.replace(best, nearby=_nearby(best, found))
 
 

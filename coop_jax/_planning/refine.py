@@ -3,6 +3,7 @@
     squeeze    relieve to a slightly smaller pool and trim back to the real one; less
                and less so while that leads nowhere
     tear out   take back a few neighbouring rematerializations and repair
+    tighten    take back many at once, if that packs
 
 What is cheaper is kept, and a schedule a little dearer than the best is gone on from.
 """
@@ -22,6 +23,7 @@ _NOISE = 0.3
 _WORTH_FOLLOWING = 1.003
 _PATIENCE = 8
 _SMALL = 1000
+_MOST_PACKINGS = 100
 _REACHES = (0, 4, 16, 64)
 
 
@@ -62,6 +64,28 @@ class LocalSearch(Search):
             state.restore(present)
         return best
 
+    def tightened(self, best: Planned) -> Planned:
+        """A schedule that fits, with less recomputed, if packing allows that.
+
+        Takes back many rematerializations at once or, if that does not pack, fewer.
+        """
+        self.room = self.pool
+        self.state.restore(best.positions)
+        batches = _halves(self._dearest_first())  # all together do not pack
+        for _ in range(_MOST_PACKINGS):
+            if not batches:
+                break
+            batch = batches.pop()
+            if not any([self._take_back(step) for step in batch]):
+                continue
+            found = self.result()
+            if found.fits:
+                best = found
+                continue
+            self.state.restore(best.positions)
+            batches += _halves(batch)
+        return best
+
     def _make_room(self, found: Planned) -> None:
         """Lets as much be alive as packing leaves, going by this schedule."""
         if found.fits:
@@ -100,3 +124,9 @@ class LocalSearch(Search):
             is_near = abs(position - centre) <= reach
             if is_near and self.rng.unit() < 0.6 and position in runs[k][1:]:
                 self.state.remove(k, position, [])
+
+
+def _halves(steps: list[Step]) -> list[list[Step]]:
+    """The second and the first half; none of one step."""
+    middle = (len(steps) + 1) // 2
+    return [steps[middle:], steps[:middle]] if len(steps) > 1 else []

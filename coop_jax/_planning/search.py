@@ -349,13 +349,17 @@ class Search:
 
     def trim(self) -> None:
         """Removes rematerializations, dearest first, while the pool still holds."""
-        state = self.state
         improved = True
         while improved:
             improved = False
-            costs = [(state.problem.ops[k].cost, k, b) for k, b in state.remats()]
-            for _, op, position in sorted(costs, reverse=True):
-                improved |= self._take_back((op, position))
+            for step in self._dearest_first():
+                improved |= self._take_back(step)
+
+    def _dearest_first(self) -> list[Step]:
+        """Rematerializations, for taking them back."""
+        ops = self.problem.ops
+        costs = [(ops[k].cost, k, b) for k, b in self.state.remats()]
+        return [(op, position) for _, op, position in sorted(costs, reverse=True)]
 
     def _take_back(self, step: Step) -> bool:
         state = self.state

@@ -139,7 +139,7 @@ class Session {
 }  // namespace
 
 // To be raised with every change to what Python passes, and in library.py.
-COOP_EXPORT int64_t coop_jax_planner_interface() { return 4; }
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 5; }
 
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();
@@ -178,6 +178,15 @@ COOP_EXPORT void coop_jax_search_refine(void* session, Limits* limits,
       limits, *start, found,
       [rounds, seconds](coop_jax::Search* search, const Planned& start) {
         return search->Refine(start, rounds, seconds);
+      });
+}
+
+COOP_EXPORT void coop_jax_search_tightened(void* session, Limits* limits,
+                                           const PlannedArrays* start,
+                                           PlannedArrays* found) {
+  static_cast<Session*>(session)->Run(
+      limits, *start, found, [](coop_jax::Search* search, const Planned& start) {
+        return search->Tightened(start);
       });
 }
 

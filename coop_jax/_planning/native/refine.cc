@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <utility>
 
 #include "search.h"
 
@@ -14,6 +15,15 @@ constexpr double kNoise = 0.3;
 constexpr double kWorthFollowing = 1.003;
 constexpr int64_t kPatience = 8;
 constexpr int kReaches[] = {0, 4, 16, 64};
+constexpr int kMostPackings = 100;
+
+// The second and the first half; none of one step.
+void AddHalves(const std::vector<Step>& steps, std::vector<std::vector<Step>>* batches) {
+  if (steps.size() < 2) return;
+  const auto middle = steps.begin() + static_cast<int64_t>((steps.size() + 1) / 2);
+  batches->emplace_back(middle, steps.end());
+  batches->emplace_back(steps.begin(), middle);
+}
 
 }  // namespace
 
@@ -54,6 +64,28 @@ Planned Search::Refine(const Planned& start, int64_t rounds, double seconds) {
       MakeRoom(best);
     }
     state_.Restore(present);
+  }
+  return best;
+}
+
+Planned Search::Tightened(Planned best) {
+  room_ = pool_;
+  state_.Restore(best.positions);
+  std::vector<std::vector<Step>> batches;
+  AddHalves(DearestFirst(), &batches);  // all together do not pack
+  for (int turn = 0; turn < kMostPackings && !batches.empty(); ++turn) {
+    const std::vector<Step> batch = std::move(batches.back());
+    batches.pop_back();
+    bool is_less = false;
+    for (const Step& step : batch) is_less |= TakeBack(step);
+    if (!is_less) continue;
+    Planned found = Result();
+    if (found.fits) {
+      best = std::move(found);
+      continue;
+    }
+    state_.Restore(best.positions);
+    AddHalves(batch, &batches);
   }
   return best;
 }

@@ -230,6 +230,7 @@ void Retention::Restore(const Positions& wanted) {
   for (OpId op = 0; op < length_; ++op) {
     cost_ += problem_.ops[op].cost * static_cast<double>(runs_[op].size());
   }
+  Flush();  // what is undone next is undone to here
 }
 
 void Retention::Flush() {

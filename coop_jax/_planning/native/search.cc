@@ -375,14 +375,18 @@ void Search::Trim() {
   bool is_improved = true;
   while (is_improved) {
     is_improved = false;
-    std::vector<Step> remats = state_.Remats();
-    const auto key = [&](const Step& step) {
-      return std::make_tuple(problem_.ops[step.op].cost, step.op, step.position);
-    };
-    std::sort(remats.begin(), remats.end(),
-              [&](const Step& a, const Step& b) { return key(a) > key(b); });
-    for (const Step& step : remats) is_improved |= TakeBack(step);
+    for (const Step& step : DearestFirst()) is_improved |= TakeBack(step);
   }
+}
+
+std::vector<Step> Search::DearestFirst() const {
+  std::vector<Step> remats = state_.Remats();
+  const auto key = [&](const Step& step) {
+    return std::make_tuple(problem_.ops[step.op].cost, step.op, step.position);
+  };
+  std::sort(remats.begin(), remats.end(),
+            [&](const Step& a, const Step& b) { return key(a) > key(b); });
+  return remats;
 }
 
 bool Search::TakeBack(const Step& step) {

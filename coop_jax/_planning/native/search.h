@@ -72,6 +72,8 @@ class Search {
   Planned Reach(const Positions& start, double noise, bool is_quick);
   // The cheapest schedule found around one whose live bytes fit.
   Planned Refine(const Planned& start, int64_t rounds, double seconds);
+  // One that fits, with less recomputed, if packing allows that.
+  Planned Tightened(Planned best);
 
  private:
   struct Chain {
@@ -103,6 +105,8 @@ class Search {
   // Leaves the edits in `tried_`.
   double Try(const std::vector<Step>& steps, int64_t excess);
   void Trim();
+  // Rematerializations, for taking them back.
+  std::vector<Step> DearestFirst() const;
   bool TakeBack(const Step& step);
 
   void MakeRoom(const Planned& found);
