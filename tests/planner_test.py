@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from segment_plans_test import layers
 from validate_test import random_problem
 
 from benchmarks.optimum_problems import layered
@@ -415,6 +416,20 @@ def test_where_few_ways_fit_a_way_down_in_strides_is_tried_too(
     without = costs()
     assert all(a <= b for a, b in zip(with_strides, without, strict=True))
     assert sum(with_strides) < 0.97 * sum(without)
+
+
+def test_where_few_ways_fit_segments_are_tried_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two streams are all there is room for: layers run again for each other.
+    problem = layers(24)
+    pool = 12 + 2 * 2
+    with_segments = plan(problem, pool, QUICK)
+    least = smallest(problem, QUICK)
+    monkeypatch.setattr(planner, "segment_plans", lambda *_: iter(()))
+    assert with_segments.fits
+    assert with_segments.cost < 0.85 * plan(problem, pool, QUICK).cost
+    assert least.cost <= smallest(problem, QUICK).cost
 
 
 if __name__ == "__main__":

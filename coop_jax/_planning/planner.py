@@ -4,12 +4,14 @@
         reach     the pool in several ways: from plans that are known, from what minimum
                   cuts keep across the fullest place (`cuts`), the program's own order,
                   online Coop's schedule (eviction windows in an arena, partitioned, in
-                  place) or, if few get there, in strides to smaller pools, also with
-                  noise (`descent`): relieve a schedule until it fits, trim what is not
+                  place) or, if few get there, from segments that run again
+                  (`segment_plans`) and in strides to smaller pools, also with noise
+                  (`descent`): relieve a schedule until it fits, trim what is not
                   needed (`search`; several at once: `crew`)
         leave     room beside the fullest place, for the smallest pool, in several ways,
                   and go on down from each: it packs better (`margins`)
-        refine    the best few: leave and come back by another way    (`refine`)
+        refine    the best few: leave and come back by another way, and take back at
+                  last what packing allows    (`refine`)
 
 This is Coop's economy (cost over staleness, NeurIPS 2023 section 3.3) with the future
 in place of the past: the waiting time ahead instead of the staleness behind, and the
