@@ -309,7 +309,7 @@ def smallest(
         )
         best = _best(chain([best], afresh, _by_segments(crew, best.size, effort)))
         search.begin(best.size)
-        best = search.tightened(search.refine(best, effort))
+        best = search.refine(best, effort)
         return dataclasses.replace(best, nearby=_nearby(best, found))
 
 
