@@ -46,14 +46,15 @@ def segments(problem: Problem) -> tuple[Segment, ...]:
     last = {v: k for k, op in enumerate(problem.ops) for v in op.inputs}
     crossing = _crossing(problem, end)
     firsts = [0, *_thin(crossing, _lengths(problem.ops[:end], problem.pool_sizes))]
-    while None in (
-        turns := _turns(_reads(problem, firsts, end), end, len(problem.ops))
-    ):
+    turns = _turns(_reads(problem, firsts, end), end, len(problem.ops))
+    while None in turns:
         # The first stays the first; others without a turn go with the one before.
         joined = [k for k in range(1, len(firsts)) if turns[k] is None]
         firsts = [first for k, first in enumerate(firsts) if k not in (joined or [1])]
+        turns = _turns(_reads(problem, firsts, end), end, len(problem.ops))
     found = []
     for turn, first, stop in zip(turns, firsts, [*firsts[1:], end], strict=True):
+        assert turn is not None
         ops = problem.ops[first:stop]
         seconds = sum(op.cost for op in ops)
         outputs = (v for op in ops for v in op.outputs)
@@ -98,8 +99,7 @@ def _lengths(ops: Sequence[Op], sizes: Sequence[int]) -> np.ndarray:
     """Up to each op, by seconds and by bytes made alike, as a share of the whole."""
     seconds = np.cumsum([0.0, *(op.cost for op in ops)])
     made = np.cumsum([0, *(sum(sizes[v] for v in op.outputs) for op in ops)])
-    shares = [each / (each[-1] or 1) for each in (seconds, made)]
-    return (sum(shares) / 2)[:-1]
+    return ((seconds / (seconds[-1] or 1) + made / (made[-1] or 1)) / 2)[:-1]
 
 
 def _reads(problem: Problem, firsts: Sequence[OpId], end: OpId) -> list[Reads]:
