@@ -22,6 +22,7 @@ passed over.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 from .._errors import BudgetError
 from .._planning.planner import Effort, Planned, Positions
@@ -43,9 +44,8 @@ _FIRST_MARGIN = 1.02
 _FLOOR_SLACKS = (1.05, 1.1)
 _NEAR_FLOOR = 1.05
 _MOST_NEARBY = 3
-_NEAR_TRIES = 2
-_NEAR_SHARES = (1.0, 0.992, 0.985)
-_NEAR_OPS = 4500  # in all of their plans: for long programs there is one
+_NEAR_TRIES = ((1.0, 0.985), (1.0,))  # shares of the aim: a plan for each
+_NEAR_OPS = 4500  # in all plans of a try: for long programs there is one
 _NEAR_ENOUGH = 0.01  # of the room: with so much more, plans are the same
 _TOO_DEAR = 1.02  # times what would do: more than refining takes off a quick plan
 _SHARES_OF_REST = (1.0, 0.8, 0.6, 0.4, 0.2)
@@ -104,10 +104,10 @@ class Workbench(Bench):
         # Plans for a little more were made when the floor was sought.
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
         worth = floor.bytes_times_cost / budget
-        for _ in range(_NEAR_TRIES if is_more else 0):
+        for shares in _NEAR_TRIES if is_more else ():
             if self._least_known_cost(aim) > _TOO_DEAR * worth:
                 break
-            planned = self._cheapest_near(aim, effort)
+            planned = self._cheapest_near(aim, shares, effort)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
                 if room - aim <= _NEAR_ENOUGH * room:
                     break
@@ -119,12 +119,14 @@ class Workbench(Bench):
             aim -= over
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
-    def _cheapest_near(self, aim: int, effort: Effort) -> Planned | None:
-        """Of new plans for `aim` bytes and a bit less, the least bytes times cost.
+    def _cheapest_near(
+        self, aim: int, shares: Sequence[float], effort: Effort
+    ) -> Planned | None:
+        """Of new plans for shares of `aim` bytes, the least bytes times cost.
 
         So far down fewer bytes may cost less as well, by where arrays find room.
         """
-        shares = _NEAR_SHARES[: max(1, _NEAR_OPS // max(1, len(self.problem.ops)))]
+        shares = shares[: max(1, _NEAR_OPS // max(1, len(self.problem.ops)))]
         known = nearest(self.candidates, self.profile, aim)
         starts = [*self._nearby[:_MOST_NEARBY], *known]
         plans = [self._plan(int(share * aim), effort, starts) for share in shares]

@@ -58,7 +58,6 @@ _NOISE = 0.3
 _NEARLY_FREE = 1.0005
 # Where fewer ways fit, packing is in the way: strides, which pack, may come cheaper.
 _FEW = 3
-_WORTH_REFINING = 0.999
 # Shares of what has not piled up; the second from where the first led.
 _MARGINS = (0.4, 0.6)
 _AS_SMALL = 1.005
@@ -151,10 +150,7 @@ def _refined(
             start = search.reach(start.positions)
         search.moves_left = _LAST_MOVES * search.moves
         found = search.refine(start, thorough)
-        tight = search.tightened(found) if found.fits else found
-        if tight.cost < _WORTH_REFINING * found.cost:
-            tight = search.refine(tight, thorough)
-        return tight
+        return search.tightened(found) if found.fits else found
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
     different = {one.positions: one for one in (best, *fitting)}.values()
