@@ -4,6 +4,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,12 +171,8 @@ def step(seed: int, count: int) -> Problem:
     rng = random.Random(seed)
     made = layers(count, is_shared=rng.random() < 0.5)
     values = [
-        value
-        if value.is_argument
-        else Value(value.name, rng.randint(1, 40), False, out)
-        for value, out in zip(
-            made.values, (v.is_output for v in made.values), strict=True
-        )
+        value if value.is_argument else replace(value, size=rng.randint(1, 40))
+        for value in made.values
     ]
     ops = [
         Op(op.name, op.inputs, op.outputs, rng.random(), rng.choice((0, 0, 9)))
@@ -204,7 +201,7 @@ def test_they_are_valid_and_near_the_pool(
         assert max(live_bytes(problem, schedule)) <= 1.3 * pool
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 2, 3, 4, 5, 7])
 def test_a_plan_far_down_costs_no_more_than_one_of_them(seed: int) -> None:
     problem = step(seed, 12)
     pool = int(0.35 * max(live_bytes(problem, problem.program_order)))
@@ -214,7 +211,8 @@ def test_a_plan_far_down_costs_no_more_than_one_of_them(seed: int) -> None:
         if max(live_bytes(problem, schedule)) <= pool
     ]
     found = plan(problem, pool, Effort(rounds=4))
-    assert not fitting or (found.fits and found.cost <= min(fitting) * (1 + 1e-9))
+    assert fitting
+    assert found.fits and found.cost <= min(fitting) * (1 + 1e-9)
 
 
 if __name__ == "__main__":

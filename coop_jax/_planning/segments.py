@@ -43,7 +43,7 @@ def segments(problem: Problem) -> tuple[Segment, ...]:
     """Up to the fullest place in program order, those whose turns come one by one."""
     alive = live_bytes(problem, problem.program_order)
     end = int(np.argmax(alive)) + 1 if alive else 0
-    last = {v: k for k, op in enumerate(problem.ops) for v in op.inputs}
+    last = _last_reads(problem.ops)
     crossing = _crossing(problem, end)
     firsts = [0, *_thin(crossing, _lengths(problem.ops[:end], problem.pool_sizes))]
     turns = _turns(_reads(problem, firsts, end), end, len(problem.ops))
@@ -65,9 +65,8 @@ def segments(problem: Problem) -> tuple[Segment, ...]:
 
 def _crossing(problem: Problem, end: OpId) -> np.ndarray:
     """Bytes in front of each op up to `end` that it or a later one of them reads."""
-    last = {v: k for k, op in enumerate(problem.ops[:end]) for v in op.inputs}
     change = np.zeros(end + 1, np.int64)
-    for v, reader in last.items():
+    for v, reader in _last_reads(problem.ops[:end]).items():
         if (producer := problem.producer[v]) >= 0:
             change[producer + 1] += problem.values[v].size
             change[reader + 1] -= problem.values[v].size
@@ -108,13 +107,18 @@ def _reads(problem: Problem, firsts: Sequence[OpId], end: OpId) -> list[Reads]:
     What crosses into the next one is there when that has its turn.
     """
     segment = np.searchsorted(firsts, np.arange(end), side="right") - 1
-    last = {v: k for k, op in enumerate(problem.ops[:end]) for v in op.inputs}
+    last = _last_reads(problem.ops[:end])
     reads: list[Reads] = [[] for _ in firsts]
     for v, reader in _first_reads(problem, end).items():
         producer = problem.producer[v]
         if segment[last.get(v, producer)] == segment[producer]:
             reads[segment[producer]].append((reader, problem.values[v].size))
     return [sorted(each) for each in reads]
+
+
+def _last_reads(ops: Sequence[Op]) -> dict[ValueId, OpId]:
+    """Of what these ops read, the last of them that reads it."""
+    return {v: k for k, op in enumerate(ops) for v in op.inputs}
 
 
 def _first_reads(problem: Problem, end: OpId) -> dict[ValueId, OpId]:
@@ -174,11 +178,8 @@ def kept_bytes(problem: Problem, chain: Sequence[Segment]) -> np.ndarray:
     Those that another segment reads; what was made before crosses the first as well.
     """
     firsts = [segment.first for segment in chain]
-    last = {
-        v: k for k, op in enumerate(problem.ops[: chain[-1].end]) for v in op.inputs
-    }
     made = np.zeros((len(chain), len(chain)), np.int64)
-    for v, reader in last.items():
+    for v, reader in _last_reads(problem.ops[: chain[-1].end]).items():
         if (producer := problem.producer[v]) >= 0:
             home, to = np.searchsorted(firsts, (producer, reader), side="right") - 1
             made[home, home + 1 : to + 1] += problem.values[v].size
