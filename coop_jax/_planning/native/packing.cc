@@ -146,9 +146,15 @@ void Unite(std::vector<Chunk>* chunks, Chunk added) {
 // together, so that the unions that it keeps are short.
 class Occupied {
  public:
-  explicit Occupied(int32_t positions) {
+  // Forgets everything but the memory it takes.
+  void Clear(int32_t positions) {
+    leaves_ = 1;
     while (leaves_ < positions) leaves_ *= 2;
-    nodes_.resize(2 * leaves_);
+    if (nodes_.size() < static_cast<size_t>(2 * leaves_)) nodes_.resize(2 * leaves_);
+    for (int32_t node = 1; node < 2 * leaves_; ++node) {
+      nodes_[node].throughout.clear();
+      nodes_[node].below.clear();
+    }
   }
 
   void Add(const Buffer& buffer, Chunk chunk) {
@@ -236,7 +242,9 @@ int64_t BestGap(const std::vector<Chunk>& chunks, int64_t size) {
 // The block's size when buffers are placed in this order, or `most` if it is no less.
 int64_t Pack(const std::vector<Buffer>& buffers, const std::vector<int32_t>& order,
              int32_t positions, int64_t alignment, int64_t most) {
-  Occupied occupied(positions);
+  // What it allocates would take longer than what it does.
+  static thread_local Occupied occupied;
+  occupied.Clear(positions);
   int64_t peak = 0;
   for (int32_t index : order) {
     if (peak >= most) return most;
