@@ -139,6 +139,22 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowher
     assert asked == [room - bench.profile.standing for room in rooms]
 
 
+def test_near_the_smallest_as_much_is_aimed_at_as_that_was_predicted_to_take():
+    bench, asked = workbench(), []
+    floor = bench.floor(QUICK)
+    room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
+    bench.candidates = [replace(floor, predicted=int(1.02 * room))]
+
+    def plan_nothing(problem, pool, effort, starts, ways_down):
+        asked.append(pool)
+        found = planner.plan(problem, pool, effort, starts, is_packed=True)
+        return replace(found, fits=False)
+
+    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    assert bench.near_floor(QUICK) in bench.candidates
+    assert max(asked) == asked[-1] == int(1.02 * room) - bench.profile.standing
+
+
 @pytest.mark.parametrize(("dearer", "is_planned"), [(1.03, False), (1.01, True)])
 def test_near_the_smallest_nothing_is_planned_if_even_more_bytes_cost_too_much(
     dearer: float, is_planned: bool

@@ -105,13 +105,15 @@ class Workbench(Bench):
         is_more = room > _FLOOR_SLACKS[0] * floor.memory.temp
         worth = floor.bytes_times_cost / budget
         for shares in _NEAR_TRIES if is_more else ():
-            if self._least_known_cost(aim) > _TOO_DEAR * worth:
+            if self._least_known_cost(aim, but=floor) > _TOO_DEAR * worth:
                 break
             planned = self._cheapest_near(aim, shares, effort)
             if planned is None or planned.cost * budget > floor.bytes_times_cost:
-                if room - aim <= _NEAR_ENOUGH * room:
+                # XLA may add less than to the smallest, or take off as much.
+                most = max(room, floor.predicted)
+                if most - aim <= _NEAR_ENOUGH * room:
                     break
-                aim = room  # XLA may add less than it does to the smallest.
+                aim = most
                 continue
             found = self._compile(planned)
             if (over := found.memory.temp - room) <= 0:
@@ -135,10 +137,11 @@ class Workbench(Bench):
         beside = self.unplanned.fixed + self.profile.standing
         return min(new, key=lambda p: (beside + p.size) * p.cost, default=None)
 
-    def _least_known_cost(self, aim: int) -> float:
-        """Of the plans compiled for at least as many bytes; 0 if there is none."""
+    def _least_known_cost(self, aim: int, but: Candidate) -> float:
+        """Of the other plans compiled for at least as many bytes; 0 without any."""
         mine = (c for c in self.candidates if c.profile is self.profile)
-        return min((c.cost for c in mine if c.predicted >= aim), default=0.0)
+        costs = (c.cost for c in mine if c.predicted >= aim and c is not but)
+        return min(costs, default=0.0)
 
     def _seek_smallest(self, effort: Effort) -> None:
         """Plans for the smallest pool and compiles that, once."""
