@@ -94,6 +94,17 @@ def test_plans_for_a_little_more_than_the_smallest_start_from_cheaper_ones_nearb
     assert all(nearby in starts[1:] for starts in asked)
 
 
+def planning_nothing(asked: list[int]) -> Planner:
+    """One by which nothing fits; puts down the pools that it is asked for."""
+
+    def plan(problem, pool, effort, starts, ways_down):
+        asked.append(pool)
+        found = planner.plan(problem, pool, effort, starts, is_packed=True)
+        return replace(found, fits=False)
+
+    return Planner(plan, PLANNERS["coop"].smallest)
+
+
 @pytest.mark.parametrize(
     ("larger", "cheaper", "is_taken"),
     [(1.04, 0.9, True), (1.04, 0.98, False), (1.06, 0.1, False)],
@@ -109,11 +120,7 @@ def test_asked_for_the_smallest_up_to_five_percent_must_save_as_much(
     other = replace(floor, memory=memory, cost=cheaper * floor.cost)
     bench.candidates.append(other)
 
-    def plan_nothing(problem, pool, effort, starts, ways_down):
-        found = planner.plan(problem, pool, effort, starts, is_packed=True)
-        return replace(found, fits=False)
-
-    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    bench.planner = planning_nothing([])
     assert bench.near_floor(QUICK) is (other if is_taken else floor)
 
 
@@ -124,12 +131,7 @@ def test_near_the_smallest_all_the_room_is_aimed_at_where_much_less_leads_nowher
     bench, asked = workbench(), []
     floor = bench.floor(QUICK)
 
-    def plan_nothing(problem, pool, effort, starts, ways_down):
-        asked.append(pool)
-        found = planner.plan(problem, pool, effort, starts, is_packed=True)
-        return replace(found, fits=False)
-
-    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    bench.planner = planning_nothing(asked)
     room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
     surplus = int(share * room)
     monkeypatch.setattr(bench, "_expected_surplus", lambda room: surplus)
@@ -145,12 +147,7 @@ def test_near_the_smallest_as_much_is_aimed_at_as_that_was_predicted_to_take():
     room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
     bench.candidates = [replace(floor, predicted=int(1.02 * room))]
 
-    def plan_nothing(problem, pool, effort, starts, ways_down):
-        asked.append(pool)
-        found = planner.plan(problem, pool, effort, starts, is_packed=True)
-        return replace(found, fits=False)
-
-    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    bench.planner = planning_nothing(asked)
     assert bench.near_floor(QUICK) in bench.candidates
     assert max(asked) == asked[-1] == int(1.02 * room) - bench.profile.standing
 
@@ -165,12 +162,7 @@ def test_near_the_smallest_nothing_is_planned_if_even_more_bytes_cost_too_much(
     more = replace(floor, cost=dearer * worth, predicted=2 * floor.predicted)
     bench.candidates = [floor, more]
 
-    def plan_nothing(problem, pool, effort, starts, ways_down):
-        asked.append(pool)
-        found = planner.plan(problem, pool, effort, starts, is_packed=True)
-        return replace(found, fits=False)
-
-    bench.planner = Planner(plan_nothing, PLANNERS["coop"].smallest)
+    bench.planner = planning_nothing(asked)
     assert bench.near_floor(QUICK) in bench.candidates
     assert bool(asked) == is_planned
 
