@@ -47,6 +47,7 @@ class Checkpoints:
         self.made = [-(-segment.made * _UNITS // pool) for segment in chain]
         self.starts = np.cumsum([0.0, *(segment.cost for segment in chain)])
         self.left = np.arange(_UNITS + 1)
+        self.share = np.arange(len(shares))
         takes = np.multiply.outer(inside, shares)[..., None]
         self.room = np.where(takes * _UNITS <= self.left * pool, 0.0, np.inf)
         # Of a part of the chain, by its first and its last; at the end if too much is
@@ -67,7 +68,7 @@ class Checkpoints:
         whole = whole + self.chain[first].cost + self.room[first]
         places = np.arange(first + 1, last + 1)
         left = self._less(self.kept[first, places][:, None])[:, None, :]
-        behind = np.take_along_axis(self.cost[places, last], left, axis=2)
+        behind = self.cost[places[:, None, None], last, self.share[:, None], left]
         before = self.cost[first, places - 1, :, :-1]
         again = (self.starts[places] - self.starts[first])[:, None, None]
         costs = np.concatenate([whole[None], again + before + behind])

@@ -92,8 +92,7 @@ class Crew(AbstractContextManager):
                 if turn == 0 and waits:
                     yield way, _follow(self.lead, way, pool, polish)
                     continue
-                sent = self._threads.submit(self._send, way, pool, polish)
-                under_way.append((way, sent))
+                under_way.append((way, self._sent(way, pool, polish)))
                 if len(under_way) >= self._at_once:
                     yield _result(*under_way.popleft())
             while under_way:
@@ -102,12 +101,17 @@ class Crew(AbstractContextManager):
             for _, sent in under_way:
                 sent.cancel()
 
-    def meanwhile(self, work: Callable[[AnySearch], Planned]) -> Future[Planned]:
+    def send(self, ways: Iterable[Way], pool: int, polish: Effort) -> Iterator[Planned]:
+        """What all of the ways come to, which others follow meanwhile."""
+        under_way = [self._sent(way, pool, polish) for way in ways]
+        return (found for sent in under_way if (found := sent.result()) is not None)
+
+    def meanwhile[T](self, work: Callable[[AnySearch], T]) -> Future[T]:
         """Has another search do something else beside what is followed."""
         return self._threads.submit(self._lent, work)
 
-    def _send(self, way: Way, pool: int, polish: Effort) -> Planned | None:
-        return self._lent(lambda search: _follow(search, way, pool, polish))
+    def _sent(self, way: Way, pool: int, polish: Effort) -> Future[Planned | None]:
+        return self.meanwhile(lambda search: _follow(search, way, pool, polish))
 
     def _lent[T](self, work: Callable[[AnySearch], T]) -> T:
         try:

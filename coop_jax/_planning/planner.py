@@ -110,21 +110,21 @@ def plan(
         is_cheap = best.fits and _is_nearly_free(problem, best)
         if not is_cheap and fitting < (1 if _is_long(problem) else _FEW):
             under_way = _ways_to_less(crew, pool, effort, ways_down, _NOISY_DESCENTS)
-            reached += _by_segments(crew, pool, effort)
-            reached += [way.result() for way in under_way]
+            by_segments = _by_segments(crew, pool, effort)
+            reached += [*by_segments, *(way.result() for way in under_way)]
         best = _best(reached)
         if best.peak <= pool:
             best = _best((best, *_refined(crew, best, reached, effort)))
     return best
 
 
-def _by_segments(crew: Crew, pool: int, effort: Effort) -> list[Planned]:
-    """What plans that run segments again come to; none in long programs."""
+def _by_segments(crew: Crew, pool: int, effort: Effort) -> Iterable[Planned]:
+    """What plans that run segments again come to, meanwhile; none in long programs."""
     is_late = time.monotonic() > crew.lead.deadline
     if is_late or _is_long(crew.lead.problem):
         return []
-    ways = map(Way, segment_plans(crew.lead.problem, pool))
-    return [found for _, found in crew.follow(ways, pool, little(effort), waits=False)]
+    plans = segment_plans(crew.lead.problem, pool)
+    return crew.send(map(Way, plans), pool, little(effort))
 
 
 def _refined(
@@ -303,7 +303,8 @@ def smallest(
         afresh = _followed(
             crew, best.size, ways, effort, enough, hopeless=_HOPELESS_AFRESH
         )
-        best = _best(chain([best], afresh, _by_segments(crew, best.size, effort)))
+        by_segments = _by_segments(crew, best.size, effort)
+        best = _best(chain([best], afresh, by_segments))
         search.begin(best.size)
         best = search.refine(best, effort)
         return dataclasses.replace(best, nearby=_nearby(best, found))

@@ -50,6 +50,8 @@ class Runs:
     def __init__(self, problem: Problem, chain: Sequence[Segment]) -> None:
         self.problem, self.chain = problem, chain
         self.is_fixed, self.deadline = movability(problem)
+        producer = problem.producer
+        self._reads = [[v for v in op.inputs if producer[v] >= 0] for op in problem.ops]
 
     def at(self, again: Sequence[Sequence[int]]) -> Positions:
         """Segments run at the given ones' turns too; what nothing reads does not."""
@@ -63,7 +65,7 @@ class Runs:
         return self._read(places)
 
     def _read(self, places: list[list[int]]) -> Positions:
-        ops, producer = self.problem.ops, self.problem.producer
+        ops = self.problem.ops
         wanted = {v for v, value in enumerate(self.problem.values) if value.is_output}
         kept: list[list[int]] = [[] for _ in ops]
         steps = sorted(((k, op) for op, where in enumerate(places) for k in where))
@@ -73,7 +75,7 @@ class Runs:
             if is_last_chance or not wanted.isdisjoint(outputs):
                 kept[op].append(position)
                 wanted.difference_update(outputs)
-                wanted.update(v for v in ops[op].inputs if producer[v] >= 0)
+                wanted.update(self._reads[op])
         return tuple(tuple(where[::-1]) for where in kept)
 
     def inside(self, kept: np.ndarray) -> list[int]:

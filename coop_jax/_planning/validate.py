@@ -65,25 +65,30 @@ def validate(
 
 def live_ranges(problem: Problem, schedule: Schedule) -> list[Instance]:
     """Returns every instance of every value, in the order they are computed."""
-    found: list[Instance] = []
+    values: list[ValueId] = []
+    starts: list[int] = []
+    ends: list[int] = []
     latest: dict[ValueId, int] = {}
+
+    def begin(value: ValueId, step: int) -> None:
+        latest[value] = len(values)
+        values.append(value)
+        starts.append(step)
+        ends.append(step + 1)
+
     for v, value in enumerate(problem.values):
         if value.is_argument and value.size > 0:
-            latest[v] = len(found)
-            found.append((v, LiveRange(-1, 0)))
+            begin(v, -1)
     for step, op in enumerate(schedule):
-        for value in problem.ops[op].inputs:
-            if value in latest:
-                _, range_ = found[latest[value]]
-                found[latest[value]] = (value, LiveRange(range_.start, step + 1))
-        for value in problem.ops[op].outputs:
-            latest[value] = len(found)
-            found.append((value, LiveRange(step, step + 1)))
-    for value, index in latest.items():
-        if problem.values[value].is_output:
-            start = found[index][1].start
-            found[index] = (value, LiveRange(start, len(schedule) + 1))
-    return found
+        for v in problem.ops[op].inputs:
+            if v in latest:
+                ends[latest[v]] = step + 1
+        for v in problem.ops[op].outputs:
+            begin(v, step)
+    for v, index in latest.items():
+        if problem.values[v].is_output:
+            ends[index] = len(schedule) + 1
+    return list(zip(values, map(LiveRange, starts, ends), strict=True))
 
 
 def live_bytes(problem: Problem, schedule: Schedule) -> list[int]:

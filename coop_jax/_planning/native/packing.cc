@@ -270,17 +270,17 @@ int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
 }
 
 // The size of the block, with a watershed in front of one of these places if that is worth
-// it. `steps`: of the schedule.
+// it, or `most` if it is no less and no watersheds are given. `steps`: of the schedule.
 int64_t PackedSize(const Problem& problem, const std::vector<Buffer>& buffers,
-                   size_t steps, const std::vector<int32_t>& watersheds) {
+                   size_t steps, const std::vector<int32_t>& watersheds, int64_t most) {
   const int32_t positions = static_cast<int32_t>(steps) + 1;
   std::vector<int32_t> order(buffers.size());
-  const auto pack_by = [&](auto key, int64_t most) {
+  const auto pack_by = [&](auto key, int64_t least) {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
       return key(buffers[a]) > key(buffers[b]);
     });
-    return Pack(buffers, order, positions, problem.alignment, most);
+    return Pack(buffers, order, positions, problem.alignment, least);
   };
   const auto by_size = [](const Buffer& buffer) {
     return std::make_tuple(buffer.size, buffer.first_duration);
@@ -288,7 +288,9 @@ int64_t PackedSize(const Problem& problem, const std::vector<Buffer>& buffers,
   const auto by_duration = [](const Buffer& buffer) {
     return std::make_tuple(buffer.duration, buffer.size);
   };
-  int64_t plain = pack_by(by_size, std::numeric_limits<int64_t>::max());
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  // What a watershed must save goes by how large the block is without one.
+  int64_t plain = pack_by(by_size, watersheds.empty() ? most : kAny);
   if (problem.has_durations) plain = pack_by(by_duration, plain);
   const int64_t too_much = plain - plain / kLeastGain + 1;
   int64_t least = too_much;
@@ -304,20 +306,21 @@ int64_t PackedSize(const Problem& problem, const std::vector<Buffer>& buffers,
 
 }  // namespace
 
-int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule) {
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
+                   int64_t most) {
   const std::vector<Buffer> buffers = ScheduleBuffers(problem, schedule);
   std::vector<int32_t> watersheds;
   if (problem.has_watershed) {
     const int32_t fullest = Fullest(buffers, static_cast<int32_t>(schedule.size()) + 1);
     watersheds = {fullest, fullest + 1};
   }
-  return PackedSize(problem, buffers, schedule.size(), watersheds);
+  return PackedSize(problem, buffers, schedule.size(), watersheds, most);
 }
 
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
                    const std::vector<int32_t>& watersheds) {
   return PackedSize(problem, ScheduleBuffers(problem, schedule), schedule.size(),
-                    watersheds);
+                    watersheds, std::numeric_limits<int64_t>::max());
 }
 
 }  // namespace coop_jax

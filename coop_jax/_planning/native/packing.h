@@ -3,14 +3,17 @@
 #define COOP_JAX_PLANNING_NATIVE_PACKING_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "problem.h"
 
 namespace coop_jax {
 
-// The peak of `packed(problem, schedule)`, buffer_assignment.py.
-int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule);
+// The peak of `packed(problem, schedule)`, buffer_assignment.py; where that is no less
+// than `most`, anything that is not either.
+int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
+                   int64_t most = std::numeric_limits<int64_t>::max());
 
 // That of `assign(schedule_buffers(problem, schedule), ..., watersheds)`.
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,

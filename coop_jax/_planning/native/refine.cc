@@ -79,7 +79,7 @@ Planned Search::Tightened(Planned best) {
     bool is_less = false;
     for (const Step& step : batch) is_less |= TakeBack(step);
     if (!is_less) continue;
-    Planned found = Result();
+    Planned found = Result(pool_ + 1);
     if (found.fits) {
       best = std::move(found);
       continue;

@@ -135,11 +135,11 @@ Planned Search::Reach(const Positions& start, double noise, bool is_quick) {
   return has_best ? best : Result();
 }
 
-Planned Search::Result() {
+Planned Search::Result(int64_t most) {
   Planned found;
   found.positions = state_.runs();
   found.peak = found.size = state_.Peak();
-  if (is_packed_) found.size = PackedSize(problem_, ScheduleOf(state_.runs()));
+  if (is_packed_) found.size = PackedSize(problem_, ScheduleOf(state_.runs()), most);
   found.cost = state_.cost();
   found.fits = found.size <= pool_;
   return found;

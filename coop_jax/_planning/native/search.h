@@ -86,7 +86,8 @@ class Search {
     std::vector<Edit> edits;
   };
 
-  Planned Result();
+  // The present schedule; from `most` bytes on its size only says that it is no less.
+  Planned Result(int64_t most = std::numeric_limits<int64_t>::max());
   // Relieves; where that ends, takes back what is not needed and goes on.
   bool RelieveOn(double noise);
   bool Relieve(double noise);
