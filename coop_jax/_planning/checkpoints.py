@@ -12,6 +12,7 @@ program of chains (Griewank and Walther, ACM TOMS 2000; Beaumont et al., arXiv
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from .segments import Segment
 
@@ -46,39 +47,39 @@ class Checkpoints:
         self.kept = -(-kept * _UNITS // pool)
         self.made = [-(-segment.made * _UNITS // pool) for segment in chain]
         self.starts = np.cumsum([0.0, *(segment.cost for segment in chain)])
-        self.left = np.arange(_UNITS + 1)
-        self.share = np.arange(len(shares))
         takes = np.multiply.outer(inside, shares)[..., None]
-        self.room = np.where(takes * _UNITS <= self.left * pool, 0.0, np.inf)
-        # Of a part of the chain, by its first and its last; at the end if too much is
-        # kept.
+        left = np.arange(_UNITS + 1)
+        self.room = np.where(takes * _UNITS <= left * pool, 0.0, np.inf)
+        # Of a part of the chain, by its first and its last.
         count = len(chain)
-        shape = count, count, len(shares), _UNITS + 2
-        self.cost = np.full(shape, np.inf)
-        self.place = np.zeros(shape, np.int16)
+        shape = count, count, len(shares)
+        self.place = np.zeros((*shape, len(left)), np.int16)
+        # With as many in front that are out of reach, what is left after some is kept
+        # is a window further in front.
+        cost = np.full((*shape, 2 * len(left)), np.inf)
+        self.windows = sliding_window_view(cost, len(left), axis=-1)
+        self.cost = cost[..., len(left) :]
         for k, segment in enumerate(chain):
-            self.cost[k, k, :, :-1] = segment.cost + self.room[k]
+            self.cost[k, k] = segment.cost + self.room[k]
         for length in range(1, count):
             for first in range(count - length):
                 self._part(first, first + length)
 
     def _part(self, first: int, last: int) -> None:
         # All of the first one is kept, or what crosses some place behind it.
-        whole = self.cost[first + 1, last][:, self._less(self.made[first])]
+        whole = self._behind(first + 1, last, self.made[first])
         whole = whole + self.chain[first].cost + self.room[first]
         places = np.arange(first + 1, last + 1)
-        left = self._less(self.kept[first, places][:, None])[:, None, :]
-        behind = self.cost[places[:, None, None], last, self.share[:, None], left]
-        before = self.cost[first, places - 1, :, :-1]
+        behind = self._behind(places, last, self.kept[first, places])
+        before = self.cost[first, first:last]
         again = (self.starts[places] - self.starts[first])[:, None, None]
         costs = np.concatenate([whole[None], again + before + behind])
-        self.cost[first, last, :, :-1] = costs.min(axis=0)
-        self.place[first, last, :, :-1] = first + costs.argmin(axis=0)
+        self.cost[first, last] = costs.min(axis=0)
+        self.place[first, last] = first + costs.argmin(axis=0)
 
-    def _less(self, units: np.ndarray | int) -> np.ndarray:
-        """What is left of each when so much is kept."""
-        left = self.left - units
-        return np.where(left < 0, _UNITS + 1, left)
+    def _behind[T: (int, np.ndarray)](self, first: T, last: int, kept: T) -> np.ndarray:
+        """Seconds for parts of the chain, with so many units less."""
+        return self.windows[first, last, :, np.maximum(_UNITS + 1 - kept, 0)]
 
     def runs_again(self, share: int) -> list[list[int]] | None:
         """Per segment, those at whose turn it runs again; None if there is no way."""

@@ -50,6 +50,7 @@ class Crew(AbstractContextManager):
 
     Attributes:
       lead: the search to go on with from what the ways came to.
+      at_once: how many others can work at the same time.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Crew(AbstractContextManager):
         self.lead = open_search(problem, pool, effort, is_packed)
         self._problem, self._effort, self._is_packed = problem, effort, is_packed
         self._resting: SimpleQueue[AnySearch] = SimpleQueue()
-        self._at_once = min(_processors(), _MOST_AT_ONCE) if library() else 1
-        self._threads = ThreadPoolExecutor(self._at_once, "coop_jax planner")
+        self.at_once = min(_processors(), _MOST_AT_ONCE) if library() else 1
+        self._threads = ThreadPoolExecutor(self.at_once, "coop_jax planner")
 
     def __exit__(self, *_: Any) -> None:
         """Waits for nothing: what is under way ends by itself, for nothing."""
@@ -93,7 +94,7 @@ class Crew(AbstractContextManager):
                     yield way, _follow(self.lead, way, pool, polish)
                     continue
                 under_way.append((way, self._sent(way, pool, polish)))
-                if len(under_way) >= self._at_once:
+                if len(under_way) >= self.at_once:
                     yield _result(*under_way.popleft())
             while under_way:
                 yield _result(*under_way.popleft())

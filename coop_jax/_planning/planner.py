@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import chain, islice
+from itertools import chain, islice, product
 
 from .crew import AnySearch, Crew, Start, Way
 from .cuts import cut_plans
@@ -341,18 +341,21 @@ def _further(crew: Crew, starts: list[Planned], effort: Effort) -> list[Planned]
         search.begin(start.size)
         return deepen(search, dataclasses.replace(start, fits=True), effort)
 
-    def leave_room(best: Planned, share: float, search: AnySearch) -> Planned:
-        return roomy(search, best, share, effort)
+    @functools.cache
+    def leave_room(best: Planned, share: float) -> Future[Planned]:
+        return crew.meanwhile(lambda search: roomy(search, best, share, effort))
 
     under_way = [crew.meanwhile(functools.partial(go_on, start)) for start in starts]
     found = [[way.result()] for way in under_way]
-    for share in () if _is_long(crew.lead.problem) else _MARGINS:
+    shares = () if _is_long(crew.lead.problem) else _MARGINS
+    for turn, share in enumerate(shares):
         best = [min(each, key=lambda planned: planned.size) for each in found]
-        under_way = [
-            crew.meanwhile(functools.partial(leave_room, one, share)) for one in best
-        ]
-        for each, way in zip(found, under_way, strict=True):
-            each.append(way.result())
+        # Who is idle goes ahead: where this leads nowhere, the next begins here too.
+        ahead = shares[turn:] if len(best) < crew.at_once else [share]
+        for one in product(best, ahead):
+            leave_room(*one)
+        for each, one in zip(found, best, strict=True):
+            each.append(leave_room(one, share).result())
     return [*chain(*found)]
 
 
