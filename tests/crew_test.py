@@ -60,6 +60,7 @@ def test_what_a_way_comes_to_depends_on_the_way_alone(seed: int) -> None:
         for _ in range(2):
             found = list(several.follow(ways(problem), pool, EFFORT))
             assert found == list(zip(ways(problem), expected, strict=True))
+            assert list(several.send(ways(problem), pool, EFFORT)) == expected
 
 
 def test_plans_are_the_same_on_any_number_of_processors(
@@ -98,6 +99,10 @@ def test_they_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
         # Nor is the first waited for where others are sure to be needed.
         three = itertools.islice(ways(problem), 3)
         assert len(list(several.follow(three, 10**9, EFFORT, waits=False))) == 3
+        assert (
+            len(list(several.send(itertools.islice(ways(problem), 3), 10**9, EFFORT)))
+            == 3
+        )
 
 
 def test_something_else_is_done_beside_what_is_followed() -> None:
