@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from jax import lax
 
 import coop_jax
+from coop_jax._fitting.compile import flat_step
 from coop_jax._measure import measure
 from coop_jax._program.pooling import pool_gradient
+from coop_jax._program.profile import profile
+from coop_jax._program.scopes import scope
 
 INF, NAN = np.inf, np.nan
 SAME = ((0, 0), (1, 1), (1, 1), (0, 0))
@@ -166,6 +170,39 @@ def test_a_step_with_pools_takes_less_and_computes_the_same(train: Callable) -> 
         strict=True,
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def one_pool(w: jax.Array, x: jax.Array, padding: Any) -> jax.Array:
+    def loss(w: jax.Array) -> jax.Array:
+        y = jnp.sin(jnp.einsum("...i,ij->...j", x, w))
+        return jnp.sum(pooled(y, (1, 2, 2, 1), (1, 2, 2, 1), padding) ** 2)
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+ONE = (jnp.ones((16, 16)), jnp.ones((8, 64, 64, 16)))
+
+
+@pytest.mark.parametrize("padding", [VALID, SAME])
+def test_what_is_pooled_is_gone_when_its_gradient_is_written(padding: Any) -> None:
+    planned = coop_jax.remat(partial(one_pool, padding=padding), "min", progress=False)
+    plan = planned.plan(*ONE)
+    assert plan.predicted == pytest.approx(plan.measured.total, rel=0.03)
+
+
+@pytest.mark.parametrize("padding", [VALID, SAME])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_its_bytes_are_free_unless_a_padded_copy_is_written(platform, padding) -> None:
+    traced = jax.jit(partial(one_pool, padding=padding)).trace(*ONE)
+    step = flat_step(traced, ONE)
+    program = step.program
+    _, buffers = step.compile_with_buffers(lambda *v: program.evaluate(v, scope))
+    problem = profile(program, buffers, 0, platform).problem
+    by_name = {op.name: op for op in problem.ops}
+    gradient, sin = by_name["select_and_scatter_add"], by_name["sin"]
+    is_copied = platform == "cpu" and padding == SAME
+    pair = (sin.outputs[0], gradient.outputs[0])
+    assert gradient.in_place == (() if is_copied else (pair,))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ elementwise in it, the operand is what another instruction wrote and not a view 
 and neither of the two shares its place otherwise: what a loop starts from or ends with,
 and an array before and after part of it is updated in place, take no bytes over from an
 elementwise operand and pass none on to an elementwise reader.
+
+A gradient of pooling by windows (`pooling`) is done with what was pooled before it
+writes its result. The two are never there at once, as if the result took those bytes;
+not so on CPU with padding, where there is a padded copy as well at first.
 """
 
 from collections import Counter
@@ -14,6 +18,7 @@ from .._native.program_words import InplaceProgram
 from .cost import nbytes
 from .fusing import FUSIBLE, SUMS
 from .hlo import OwnedBuffer
+from .pooling import is_by_windows, is_padded
 from .trace import Equation, Literal, Variable
 from .units import Graph, Unit, has_call
 
@@ -66,6 +71,8 @@ class Overwriting:
         """Pairs (input, output) of a unit, both in the pool."""
         graph = self._graph
         found = self._kept(unit)
+        if found is None and is_by_windows(graph.equations[unit.root]):
+            found = self._pooled(unit)
         if found is None:
             found = [] if self._moves(unit.root) else self._elementwise(unit)
         return tuple(
@@ -97,6 +104,15 @@ class Overwriting:
         else:
             return None
         return [(source, root.outputs[0]) for source in sources]
+
+    def _pooled(self, unit: Unit) -> list[Pair]:
+        root = self._graph.equations[unit.root]
+        is_copied = self._platform == "cpu" and is_padded(root)
+        _, operand = root.inputs
+        if is_copied or isinstance(operand, Literal):
+            return []
+        source = self._graph.resolve(operand)
+        return [(source, root.outputs[0])] if self._has_bytes_of(source, root) else []
 
     def _elementwise(self, unit: Unit) -> list[Pair]:
         root = self._graph.equations[unit.root]

@@ -51,6 +51,16 @@ def by_windows(program: Program, chosen: frozenset[int]) -> Program:
     return replace(program, equations=tuple(equations))
 
 
+def is_by_windows(equation: Equation) -> bool:
+    """Whether it is a gradient of pooling, computed window by window."""
+    return equation.instead is not None and _is_pool_gradient(equation)
+
+
+def is_padded(equation: Equation) -> bool:
+    """Whether a gradient of pooling, by windows, pads its operand first."""
+    return any(low or high for low, high in equation.params["padding"])
+
+
 def buffers_by_windows(
     program: Program, k: int, owned: Sequence[OwnedBuffer]
 ) -> list[OwnedBuffer]:
