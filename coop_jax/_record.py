@@ -36,8 +36,10 @@ _NO_BYTES = {
 """Views by strides, or made up in whatever kernel reads them."""
 
 _COSTLY = {
-    "atan2", "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
-    "log", "log1p", "logistic", "pow", "rem", "rsqrt", "sin", "sqrt", "tan", "tanh",
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh",
+    "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2",
+    "logistic", "polynomial", "pow", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan",
+    "tanh",
 }  # fmt: skip
 """Elementwise, but not computed twice only because two kernels read them."""
 

@@ -148,6 +148,14 @@ def worked(rates: DeviceRates, function: Callable, *shapes: Any) -> float:
     return sum(work(e, program.avals, rates) for e in program.equations)
 
 
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="not in this JAX")
+def test_a_polynomial_takes_a_product_and_a_sum_per_coefficient_but_the_first() -> None:
+    def cubic(x):
+        return lax.polynomial(x, [1.0, 2.0, 3.0, 4.0])
+
+    assert counted(cubic, (5, 7)) == 2 * 3 * (5 * 7)
+
+
 @pytest.mark.parametrize(("groups", "weight"), [(1, 1), (2, 150 / 3), (6, 150)])
 def test_a_grouped_convolution_works_as_long_as_its_groups_are_narrow(
     groups: int, weight: float

@@ -41,6 +41,22 @@ def profiled(
     return profile(program, buffers, memory.fixed, "cpu"), step, memory
 
 
+ELEMENTWISE = [
+    jnp.arccos, jnp.arccosh, jnp.arcsin, jnp.arcsinh, jnp.arctan, jnp.arctanh, jnp.cosh,
+    jnp.log2, jnp.sinh, lambda x: lax.real(lax.conj(lax.complex(x, x))),
+    jax.grad(lambda x: jax.nn.gelu(x, approximate=False).sum()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ELEMENTWISE)
+def test_any_elementwise_function_is_computed_in_what_reads_it(function) -> None:
+    def chain(x, w):
+        return (function(x @ w) + 1) @ w
+
+    found, _, _ = profiled(chain, SQUARE, SQUARE)
+    assert ops(found) == ["dot_general", "add", "dot_general"]
+
+
 def ops(found: Profile) -> list[str]:
     return [op.name for op in found.problem.ops]
 

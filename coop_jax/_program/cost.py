@@ -76,8 +76,9 @@ Those of slow kinds were measured where they are given, and nowhere else.
 """
 
 TRANSCENDENTAL = {
-    "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "erfc",
-    "erf_inv", "sin", "cos", "tan", "pow", "cbrt", "lgamma", "digamma",
+    "exp", "exp2", "log", "log1p", "log2", "expm1", "tanh", "logistic", "erf", "erfc",
+    "erf_inv", "sin", "cos", "tan", "pow", "cbrt", "lgamma", "digamma", "acos", "acosh",
+    "asin", "asinh", "atan", "atanh", "cosh", "sinh",
 }  # fmt: skip
 _FREE = {
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
@@ -210,6 +211,12 @@ def _sort_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
     return elements * max(1.0, math.log2(max(elements, 2)))
 
 
+def _polynomial_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
+    """A product and a sum for each coefficient but the first, by Horner's rule."""
+    _, *coefficients = ins
+    return 2.0 * _elements(outs[0]) * (len(coefficients) - 1)
+
+
 def _window_flops(params: dict[str, Any], ins: Sequence, outs: Sequence) -> float:
     return float(_elements(outs[0]) * math.prod(params["window_dimensions"]))
 
@@ -227,6 +234,7 @@ flop_rules: dict[str, FlopRule] = {
     "dot_general": _dot_flops,
     "conv_general_dilated": _convolution_flops,
     **{name: _random_flops(each) for name, each in RANDOM.items()},
+    "polynomial": _polynomial_flops,
     "reduce_window_max": _window_flops,
     "reduce_window_min": _window_flops,
     "reduce_window_sum": _window_flops,

@@ -7,17 +7,17 @@ VIEWS = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p",
 """Equations that only name or reshape what they read."""
 
 FUSIBLE = VIEWS | {
-    "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim",
-    "cbrt", "ceil", "clamp", "concatenate", "convert_element_type", "cos", "div",
-    "dynamic_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
-    "full", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p",
-    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not",
-    "one_minus_square", "or", "pad",
-    "pow", "random_words", "reduce_precision", "rem", "reshard", "rev", "round",
-    "rsqrt", "select_n",
-    "sharding_constraint", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sign", "sin", "slice", "split", "sqrt", "square", "sub",
-    "tan", "tanh", "transpose", "xor",
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2",
+    "atanh", "bitcast_convert_type", "broadcast_in_dim", "cbrt", "ceil", "clamp",
+    "clz", "complex", "concatenate", "conj", "convert_element_type", "cos", "cosh",
+    "div", "dynamic_slice", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
+    "floor", "full", "ge", "gt", "imag", "integer_pow", "iota", "is_finite", "le",
+    "log", "log1p", "log2", "logistic", "lt", "max", "min", "mul", "ne", "neg",
+    "nextafter", "not", "one_minus_square", "or", "pad", "polynomial",
+    "population_count", "pow", "random_words", "real", "reduce_precision", "rem",
+    "reshard", "rev", "round", "rsqrt", "select_n", "sharding_constraint", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "slice",
+    "split", "sqrt", "square", "sub", "tan", "tanh", "transpose", "xor",
 }  # fmt: skip
 """Equations that XLA computes inside of what reads them."""
 
