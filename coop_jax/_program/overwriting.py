@@ -106,6 +106,7 @@ class Overwriting:
         return [(source, root.outputs[0]) for source in sources]
 
     def _pooled(self, unit: Unit) -> list[Pair]:
+        """What was pooled and its gradient, where nothing else takes its place."""
         root = self._graph.equations[unit.root]
         is_copied = self._platform == "cpu" and is_padded(root)
         _, operand = root.inputs
