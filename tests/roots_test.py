@@ -222,5 +222,34 @@ def test_what_a_kernel_sums_up_beside_does_not_keep_it_from_overwriting() -> Non
     assert cos.in_place == ((tanh.outputs[0], cos.outputs[0]),)
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_random_words_are_part_of_a_mask_unless_xla_wrote_them(
+    monkeypatch, is_written
+) -> None:
+    # On GPU JAX itself draws in a straight line.
+    monkeypatch.setattr("coop_jax._fitting.compile.in_line", lambda program: program)
+
+    def step(key, x):
+        mask = jax.random.bernoulli(key, 0.5, x.shape)
+        return jnp.where(mask, jnp.where(mask, x, 0) @ x, 0) @ x
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    square = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    traced = jax.jit(step).trace(key, square)
+    program = flat_step(traced, [key, square]).program
+    (drawn,) = equations(program, "random_bits")
+    buffers = [buffer(drawn, "fusion", 0)] if is_written else []
+    found = profile(program, buffers, 0, "gpu")
+    names = [op.name for op in found.problem.ops]
+    assert names.count("random_bits") == is_written
+    mask = found.problem.ops[names.index("lt")]
+    assert (mask.cost > RATES["gpu"].launch) == (not is_written)
+    sizes = [found.problem.values[v].size for v in mask.outputs]
+    assert sizes == [WIDTH * WIDTH]
+    # On CPU JAX draws in a loop, which XLA fuses with nothing.
+    names = [op.name for op in profile(program, [], 0, "cpu").problem.ops]
+    assert names.count("random_bits") == 1
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

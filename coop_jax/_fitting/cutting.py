@@ -8,7 +8,7 @@ from .._program.cost import RANDOM
 from .._program.fusing import SEVERAL, fusible
 from .._program.profile import Profile
 from .._program.shelving import small_size
-from .._program.units import has_call
+from .._program.units import Unit, has_call
 from .parts import Positions, joined, parts
 from .staging import stages
 
@@ -65,8 +65,14 @@ def _ops_beginning(profile: Profile, alone: Set[OpId]) -> set[OpId]:
         for op in alone
         if any(problem.values[v].size >= small for v in problem.ops[op].outputs)
     }
-    roots = {op: profile.program.equations[profile.units[op].root] for op in large}
-    return {op for op in large if roots[op].primitive.name not in RANDOM}
+    return {op for op in large if not _only_draws(profile, profile.units[op])}
+
+
+def _only_draws(profile: Profile, unit: Unit) -> bool:
+    """Whether XLA would fuse all of a unit but for random words."""
+    equations, inside = profile.program.equations, fusible(profile.platform)
+    names = {equations[k].primitive.name for k in (*unit.inlined, unit.root)}
+    return names - inside <= RANDOM.keys()
 
 
 def _read_often(problem: Problem) -> set[OpId]:

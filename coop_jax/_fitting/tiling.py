@@ -24,7 +24,7 @@ def written_masks(profile: Profile) -> set[OpId]:
     def is_drawn(unit: Unit) -> bool:
         read = [units[maker[v]].root for v in unit.inputs if v in maker]
         return equations[unit.root].primitive.name not in RANDOM and any(
-            equations[k].primitive.name in RANDOM for k in read
+            equations[k].primitive.name in RANDOM for k in (*unit.inlined, *read)
         )
 
     def normalises(unit: Unit) -> bool:

@@ -151,7 +151,8 @@ class _Finder:
         return found
 
     def _has_random_bits(self, root: int, inside: set[int]) -> bool:
-        names = {self.graph.equations[k].primitive.name for k in (root, *inside)}
+        unit = self._unit(root, inside)
+        names = {self.graph.equations[k].primitive.name for k in (root, *unit.inlined)}
         return "random_bits" in names
 
     def _readers_of(self, v: Variable) -> set[int]:

@@ -65,14 +65,22 @@ RATES = {
         # per group.
         weights={"random": 30.0, "grouped": 150.0},
     ),
-    # Parts of a plan are joined on GPU, and of elementwise ops in a row XLA reads and
-    # writes the ends.
-    "gpu": DeviceRates(flops=2e14, bytes=3e12, launch=3e-6, fused=0.25),
+    "gpu": DeviceRates(
+        flops=2e14,
+        bytes=3e12,
+        launch=3e-6,
+        # Words are drawn by integer operations, which go through fewer units than
+        # products: not timed, by an H200's data sheet between a third and a tenth.
+        weights={"random": 3.0},
+        # Parts of a plan are joined on GPU, and of elementwise ops in a row XLA reads
+        # and writes the ends.
+        fused=0.25,
+    ),
     "tpu": DeviceRates(flops=2e14, bytes=1.2e12, launch=3e-6),
 }
 """Typical rates by platform; only their ratios steer a plan.
 
-Those of slow kinds were measured where they are given, and nowhere else.
+Those of slow kinds were measured on CPU; they are not known where none is given.
 """
 
 TRANSCENDENTAL = {

@@ -33,7 +33,7 @@ from .fusing import (
 )
 from .hlo import OwnedBuffer
 from .shards import communicates
-from .threefry import WORDS
+from .threefry import WORDS, draws_words
 from .trace import Equation, Variable
 from .units import Graph
 
@@ -55,11 +55,7 @@ def choose_roots(
     for k, equation in enumerate(graph.equations):
         if equation.is_barrier:
             continue
-        sizes = {size for v in equation.outputs for size in held_sizes(graph, v)}
-        is_owner = any(
-            buffer.size in sizes and buffer.origin == "equation"
-            for buffer in owned.get(k, ())
-        )
+        is_owner = _is_owner(graph, owned, k)
         is_written = equation.primitive.name in REDUCTIONS and bool(owned.get(k))
         if (
             is_owner
@@ -79,9 +75,19 @@ def choose_roots(
     _add_narrow(graph, roots)
     if platform != "cpu":
         _add_before_casts(graph, roots)
-    _merge_words(graph, roots)
+    _merge_words(graph, owned, roots, platform)
     _add_turned(graph, roots)
     return roots
+
+
+def _is_owner(graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]], k: int) -> bool:
+    """Whether XLA wrote what an equation computes."""
+    outputs = graph.equations[k].outputs
+    sizes = {size for v in outputs for size in held_sizes(graph, v)}
+    return any(
+        buffer.size in sizes and buffer.origin == "equation"
+        for buffer in owned.get(k, ())
+    )
 
 
 def held_sizes(graph: Graph, variable: Variable) -> set[int]:
@@ -306,9 +312,26 @@ def _fused_source(graph: Graph, k: int, roots: Set[int]) -> int | None:
     return None if source in roots else source
 
 
-def _merge_words(graph: Graph, roots: set[int]) -> None:
-    """Makes random words part of what reads them, a mask, if that is one op."""
-    drawn = {k for k in roots if graph.equations[k].primitive is WORDS}
+def _merge_words(
+    graph: Graph,
+    owned: Mapping[int, Sequence[OwnedBuffer]],
+    roots: set[int],
+    platform: str,
+) -> None:
+    """Makes random words part of what reads them, a mask, if that is one op.
+
+    On GPU those that JAX draws too, which are no loop there, unless XLA wrote them.
+    """
+    drawn = {
+        k
+        for k in roots
+        if graph.equations[k].primitive is WORDS
+        or (
+            platform != "cpu"
+            and draws_words(graph.equations[k], graph.program.avals)
+            and not _is_owner(graph, owned, k)
+        )
+    }
     readers = reading_units(graph, roots - drawn)
     roots -= {
         k for k in drawn if len(readers[k]) == 1 and not graph.is_read_by_caller(k)
