@@ -16,8 +16,10 @@ from coop_jax._measure import MemoryUse, memory_use
 from coop_jax._planning.validate import live_bytes, validate
 from coop_jax._program.cost import RATES
 from coop_jax._program.hlo import OwnedBuffer
+from coop_jax._program.nameless import named
 from coop_jax._program.profile import Profile, profile
 from coop_jax._program.scopes import scope
+from coop_jax._program.units import Graph
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -794,6 +796,64 @@ def test_what_constants_make_inside_of_a_branch_comes_and_goes_with_it() -> None
     plan = plan_of_updates(loss, 0.7, [jnp.eye(16)] * 4, jnp.ones((256, 16)))
     assert 0.85 < plan.predicted / plan.measured.total < 1.15
     assert plan.measured.total > 0.85 * (plan.budget or 0)
+
+
+@pytest.mark.parametrize("is_read_twice", [True, False])
+def test_calls_without_a_name_are_told_apart_by_all_that_reads_them(
+    is_read_twice,
+) -> None:
+    def step(x, w):
+        first, second = x @ w, w @ x
+        norm = jnp.sqrt(jnp.sum(first + second))
+        return jnp.tanh(first) / norm, jnp.sin(second) / norm
+
+    traced = jax.jit(step).trace(SQUARE, SQUARE)
+    program = flat_step(traced, [SQUARE, SQUARE]).program
+    names = [equation.primitive.name for equation in program.equations]
+    products = [k for k, name in enumerate(names) if name == "dot_general"]
+    norm, size = scope(names.index("sqrt")), 64 * 64 * 4
+    owned = [
+        OwnedBuffer(
+            norm,
+            "fusion",
+            size // 2,
+            0,
+            0,
+            is_temporary=True,
+            origin="reader",
+            call=size,
+            read_elsewhere=(norm, scope(names.index(reader))) if is_read_twice else (),
+        )
+        for reader in ("tanh", "sin")
+    ]
+    found = named(Graph(program), {names.index("sqrt"): owned})
+    sizes = {k: [buffer.size for buffer in found[k]] for k in found}
+    told_apart = {k: [size // 2] for k in products}
+    both = {names.index("sqrt"): [size // 2] * 2}
+    assert sizes == (told_apart if is_read_twice else both)
+
+
+def test_what_windows_are_padded_with_stays_known_to_xla() -> None:
+    def step(x, w):
+        def loss(w):
+            pooled = lax.reduce_window(
+                x @ w, 0.0, lax.add, (3, 3), (1, 1), ((1, 1), (1, 1))
+            )
+            return jnp.sum(jnp.tanh(pooled))
+
+        return jax.grad(loss)(w)
+
+    found, _, _ = profiled(step, SQUARE, SQUARE)
+    windows = [
+        unit
+        for unit in found.units
+        if found.program.equations[unit.root].primitive.name == "reduce_window_sum"
+    ]
+    inside = [
+        found.program.equations[k].primitive.name for u in windows for k in u.inlined
+    ]
+    assert "pad" in inside
+    assert not any(unit.literals for unit in windows)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class OwnedBuffer:
       read_inside: of what XLA made up from constants alone, the names of the equations
         that read it, if all do inside of kernels.
       read_elsewhere: the names of all that reads it, if none of that is of the equation
-        that made it.
+        that made it; where `call` is given, of all that reads that result.
     """
 
     op_name: str
@@ -117,15 +117,18 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
             place = list(defined.shape_index)
             owners, origin, call = [names.of(instruction, place)], "", None
             inside: tuple[str, ...] = ()
+            elsewhere: tuple[str, ...] = ()
             if padded := names.padded_for(instruction):
                 owners, origin = padded, "reader"
             elif owners == [""]:
                 is_constant = names.is_from_constants(instruction, place)
                 origin = "constants" if is_constant else "reader"
                 owners = names.of_readers(instruction, place) or [""]
-                owners = owners if is_constant else owners[:1]
                 inside = names.read_inside(instruction) if is_constant else ()
                 call = names.call(instruction)
+                if not is_constant:
+                    elsewhere = tuple(owners) if call is not None else ()
+                    owners = owners[:1]
             found += [
                 OwnedBuffer(
                     name,
@@ -140,7 +143,7 @@ def owned_buffers(compiled: Any, dump: str | None = None) -> list[OwnedBuffer]:
                     "" if origin else names.turned_for(instruction),
                     not origin and names.is_computed(instruction),
                     inside,
-                    () if origin or place else names.read_elsewhere(instruction),
+                    elsewhere if origin or place else names.read_elsewhere(instruction),
                 )
                 for name in owners
             ]

@@ -59,9 +59,17 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "assigned": (9, "Assigned*"),
         "is_constant": (12, "bool"),
     },
+    "HeapEvent": {
+        "kind": (1, "int32"),
+        "buffer_id": (2, "int64"),
+        "instruction_name": (4, "string"),
+        "share_with_canonical_id": (5, "int64"),
+    },
+    "HeapTrace": {"events": (1, "HeapEvent*")},
     "BufferAssignment": {
         "logical_buffers": (1, "LogicalBuffer*"),
         "allocations": (3, "Allocation*"),
+        "heap_simulator_traces": (4, "HeapTrace*"),
     },
     "Hlo": {"module": (1, "HloModule"), "buffer_assignment": (3, "BufferAssignment")},
 }

@@ -5,6 +5,7 @@ results and what was turned around for them are found under the name of what rea
 an optimizer's update at the other end of the step, say.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,18 +13,26 @@ from dataclasses import replace
 from .fusing import FUSIBLE
 from .hlo import OwnedBuffer
 from .roots import held_sizes
+from .scopes import equation_of
 from .units import Graph
 
 
 def named(
     graph: Graph, owned: Mapping[int, Sequence[OwnedBuffer]]
 ) -> dict[int, list[OwnedBuffer]]:
-    """The buffers by equation, those of calls without a name by the call's."""
+    """The buffers by equation, those of calls without a name by the call's.
+
+    A norm reads all gradients, and several may have as many bytes: then whatever else
+    reads a call says which it is.
+    """
     found: dict[int, list[OwnedBuffer]] = defaultdict(list)
+    calls = functools.cache(lambda reader: _nameless_calls(graph, owned, reader))
     for reader, buffers in owned.items():
-        calls = _nameless_calls(graph, owned, reader) if _has_call(buffers) else {}
         for buffer in buffers:
-            k = calls.get(buffer.call)
+            others = map(equation_of, buffer.read_elsewhere) if buffer.call else ()
+            readers = [reader, *(k for k in others if k is not None)]
+            known = (calls(each).get(buffer.call) for each in readers if buffer.call)
+            k = next((k for k in known if k is not None), None)
             if k is None:
                 found[reader].append(buffer)
             else:
@@ -31,10 +40,6 @@ def named(
                 origin = "equation" if is_result else buffer.origin
                 found[k].append(replace(buffer, origin=origin))
     return dict(found)
-
-
-def _has_call(buffers: Sequence[OwnedBuffer]) -> bool:
-    return any(buffer.call for buffer in buffers)
 
 
 def _nameless_calls(

@@ -124,6 +124,7 @@ class Graph:
             (k, i)
             for k in (*order, root)
             if self.equations[k].primitive.name != "broadcast_in_dim"
+            and not self._is_padded_for_windows(k)
             for i in self._spread_scalars(k)
         ]
         if self.equations[root].primitive.name not in FUSIBLE:
@@ -164,6 +165,14 @@ class Graph:
             for i, atom in enumerate(equation.inputs)
             if isinstance(atom, Literal) and atom.aval.shape == ()
         ]
+
+    def _is_padded_for_windows(self, k: int) -> bool:
+        """Whether XLA pads in the windows that read it, if it knows with what."""
+        readers = [r for v in self.equations[k].outputs for r in self.consumers[v]]
+        return self.equations[k].primitive.name == "pad" and all(
+            self.equations[r].primitive.name.startswith("reduce_window")
+            for r in readers
+        )
 
     def _is_accumulated(self, k: int, root: int) -> bool:
         """Whether these are the zeros of a scatter that XLA makes onto what it adds."""
