@@ -18,6 +18,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -135,7 +136,8 @@ def step_at(profile: Profile, schedule: Schedule, path: str) -> int:
 
 def _flat_step(model: str, size: str, backend: str) -> FlatStep:
     built = build(model, size)
-    args, options = built.abstract_args(), {}
+    args = built.abstract_args()
+    options: dict[str, Any] = {}
     if backend == "h200":
         args = h200.on_device(args)
         options = {"compiler_options": h200.COMPILER_OPTIONS}
