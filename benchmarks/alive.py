@@ -153,7 +153,8 @@ def _planned(step: FlatStep, share: float) -> tuple[Profile, Planned]:
     room = int(share * memory.temp) - found.standing
     plan = PLANNERS["coop"].plan(found.problem, room, Effort(), [], {})
     if not plan.fits:
-        print(f"No plan fits {share} of {memory.temp / _MB:,.1f} MB; the smallest is")
+        print(f"No plan fits {share} of {memory.temp / _MB:,.1f} MB: what follows is")
+        print("of the smallest that was found.")
     return found, plan
 
 
@@ -189,13 +190,19 @@ def report(step: FlatStep, found: Profile, plan: Planned) -> None:
                 print(f"  {side:5}and {len(names) - _NAMES} more")
 
 
+def _share(text: str) -> float:
+    if not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError("a share is above 0 and at most 1")
+    return float(text)
+
+
 def main() -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--size", choices=("small", "paper"), default="small")
     parser.add_argument("--backend", choices=("cpu", "h200"), default="cpu")
-    parser.add_argument("--share", type=float, default=0.5, help="of the temporaries")
+    parser.add_argument("--share", type=_share, default=0.5, help="of the temporaries")
     asked = parser.parse_args()
     step = _flat_step(asked.model, asked.size, asked.backend)
     report(step, *_planned(step, asked.share))
