@@ -13,7 +13,6 @@ XLA holds and the plan does not is the first thing to explain when a prediction 
 
 import argparse
 import dataclasses
-import pathlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,8 @@ from coop_jax._planning.planned import Planned
 from coop_jax._planning.planner import Effort
 from coop_jax._planning.policies import PLANNERS
 from coop_jax._planning.types import Schedule
-from coop_jax._program.hlo import dump_directory, dump_options
+from coop_jax._planning.validate import live_bytes
+from coop_jax._program.hlo import dump_directory, dump_options, dumped
 from coop_jax._program.profile import Profile, profile
 
 from . import h200
@@ -125,11 +125,7 @@ def _path(profile: Profile, op: int) -> str:
 
 def step_at(profile: Profile, schedule: Schedule, path: str) -> int:
     """The fullest step of this path, or without one the fullest of all."""
-    buffers, _ = schedule_tenancies(profile.problem, schedule)
-    alive = [0] * len(schedule)
-    for each in buffers:
-        for step in range(each.live_range.start, each.live_range.end):
-            alive[step] += each.size
+    alive = live_bytes(profile.problem, schedule)
     steps = [s for s, op in enumerate(schedule) if _path(profile, op) == path]
     return max(steps or range(len(schedule)), key=alive.__getitem__)
 
@@ -163,9 +159,7 @@ def report(step: FlatStep, found: Profile, plan: Planned) -> None:
     lowered = step.lower(emit(found, plan.positions))
     with dump_directory() as directory:
         compiled = lowered.compile(compiler_options=dump_options(directory))
-        dumps = pathlib.Path(directory).glob("*after_optimizations.hlo.pb")
-        largest = max(dumps, key=lambda path: path.stat().st_size)
-        trace = fullest(largest.read_bytes())
+        trace = fullest(dumped(directory))
     paths = instruction_paths(compiled.as_text())
     standing, schedule = found.standing, plan.schedule
     block = packed(found.problem, schedule)

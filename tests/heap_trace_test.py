@@ -1,6 +1,5 @@
 """What XLA holds alive, by the trace of its heap, and how that is compared."""
 
-import pathlib
 import random
 
 import jax
@@ -13,7 +12,7 @@ from coop_jax._fitting.compile import FlatStep, flat_step
 from coop_jax._fitting.emit import emit
 from coop_jax._planning.buffer_assignment import live_peak, schedule_buffers
 from coop_jax._planning.planned import program_order
-from coop_jax._program.hlo import dump_directory, dump_options
+from coop_jax._program.hlo import dump_directory, dump_options, dumped
 from coop_jax._program.hlo_messages import message_class
 from coop_jax._program.profile import Profile, profile
 
@@ -103,8 +102,7 @@ def test_a_planned_step_holds_what_its_plan_says() -> None:
     lowered = step.lower(emit(found, program_order(problem)))
     with dump_directory() as directory:
         compiled = lowered.compile(compiler_options=dump_options(directory))
-        (dump,) = pathlib.Path(directory).glob("*after_optimizations.hlo.pb")
-        held = fullest(dump.read_bytes())
+        held = fullest(dumped(directory))
     expected = live_peak(schedule_buffers(problem, problem.program_order))
     # What is alive besides is a few scalars.
     assert expected <= held.bytes < expected + 1024

@@ -69,8 +69,8 @@ RATES = {
         flops=2e14,
         bytes=3e12,
         launch=3e-6,
-        # Words are drawn by integer operations, which go through fewer units than
-        # products: not timed, by an H200's data sheet between a third and a tenth.
+        # Words are drawn by integer operations, outside of the units for products: not
+        # timed. An H200 does float32 there at a third of the rate above.
         weights={"random": 3.0},
         # Parts of a plan are joined on GPU, and of elementwise ops in a row XLA reads
         # and writes the ends.

@@ -155,6 +155,17 @@ def dump_options(directory: str) -> dict[str, Any]:
     return {"xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
 
 
+def dumped(directory: str) -> bytes:
+    """The `HloProto` that XLA wrote of the largest module, by `dump_options`."""
+    paths = list(pathlib.Path(directory).glob("*after_optimizations.hlo.pb"))
+    if not paths:
+        raise RuntimeError(
+            f"XLA wrote no optimized module to {directory!r}; `coop_jax` reads its "
+            "buffer assignment there. Is `xla_dump_to` overridden in XLA_FLAGS?"
+        )
+    return max(paths, key=lambda path: path.stat().st_size).read_bytes()
+
+
 def needs_dump(platform: str) -> bool:
     """Whether `owned_buffers` needs a dump on this platform."""
     return platform != "cpu"
@@ -379,14 +390,7 @@ def _is_at(reader: Any, place: list[int]) -> bool:
 
 def _module_and_assignment(compiled: Any, dump: str | None) -> tuple[Any, Any]:
     if dump is not None:
-        paths = list(pathlib.Path(dump).glob("*after_optimizations.hlo.pb"))
-        if not paths:
-            raise RuntimeError(
-                f"XLA wrote no optimized module to {dump!r}; `coop_jax` reads its "
-                "buffer assignment there. Is `xla_dump_to` overridden in XLA_FLAGS?"
-            )
-        largest = max(paths, key=lambda path: path.stat().st_size)
-        hlo = parse("Hlo", largest.read_bytes())
+        hlo = parse("Hlo", dumped(dump))
         return hlo.module, hlo.buffer_assignment
     analysis = compiled.memory_analysis()
     module = compiled.runtime_executable().hlo_modules()[0]
