@@ -81,18 +81,24 @@ def test_an_elementwise_chain_is_one_op() -> None:
     assert add.in_place == ((add.inputs[0], add.outputs[0]),)
 
 
-def test_what_xla_fuses_costs_a_share_of_a_kernel_of_its_own() -> None:
+def test_traffic_costs_the_share_that_it_counts_for() -> None:
     def chain(x, w):
         return (jnp.exp(jnp.tanh(x @ w) * 2) + 1) @ w
 
     _, step, _ = profiled(chain, SQUARE, SQUARE)
     program = step.program
     _, buffers = step.compile_with_buffers(lambda *v: program.evaluate(v, scope))
-    costs = [
-        [op.cost for op in profile(program, buffers, 0, "cpu", rates).problem.ops]
-        for rates in (RATES["cpu"], dataclasses.replace(RATES["cpu"], fused=0.25))
-    ]
-    assert [b / a for a, b in zip(*costs, strict=True)] == [1.0, 0.25, 1.0]
+    rates = RATES["cpu"]
+    whole, quarter = (
+        [op.cost for op in profile(program, buffers, 0, "cpu", each).problem.ops]
+        for each in (rates, dataclasses.replace(rates, traffic=0.25))
+    )
+    spared = [a - b for a, b in zip(whole, quarter, strict=True)]
+    # The sum reads one array and writes one, products read two.
+    arrays = [3, 2, 3]
+    assert spared == pytest.approx(
+        [0.75 * (n * 64 * 64 * 4 / rates.bytes + rates.launch) for n in arrays]
+    )
 
 
 def owned_by(program, k: int) -> OwnedBuffer:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from coop_jax._fitting.compile import flat_step
-from coop_jax._program.cost import RATES
+from coop_jax._program.cost import RANDOM, RATES
 from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.profile import Profile, profile
 from coop_jax._program.scopes import scope
@@ -128,7 +128,8 @@ def test_the_product_in_a_sum_costs_what_products_do() -> None:
     own = profiled(program, apart(program)).problem
     (add,) = (op for op in merged.ops if op.name == "add")
     (dot,) = (op for op in own.ops if op.name == "dot_general")
-    assert RATES["gpu"].launch < dot.cost <= add.cost
+    rates = RATES["gpu"]
+    assert rates.traffic * rates.launch < dot.cost <= add.cost
 
 
 def test_a_gradient_turned_twice_on_its_way_into_a_sum_is_not_turned() -> None:
@@ -239,11 +240,14 @@ def test_random_words_are_part_of_a_mask_unless_xla_wrote_them(
     program = flat_step(traced, [key, square]).program
     (drawn,) = equations(program, "random_bits")
     buffers = [buffer(drawn, "fusion", 0)] if is_written else []
-    found = profile(program, buffers, 0, "gpu")
+    # Arithmetic alone.
+    rates = dataclasses.replace(RATES["gpu"], traffic=0.0)
+    found = profile(program, buffers, 0, "gpu", rates)
     names = [op.name for op in found.problem.ops]
     assert names.count("random_bits") == is_written
     mask = found.problem.ops[names.index("lt")]
-    assert (mask.cost > RATES["gpu"].launch) == (not is_written)
+    words = RANDOM["random_bits"] * WIDTH * WIDTH / rates.flops
+    assert (mask.cost > words) == (not is_written)
     sizes = [found.problem.values[v].size for v in mask.outputs]
     assert sizes == [WIDTH * WIDTH]
     # On CPU JAX draws in a loop, which XLA fuses with nothing.

@@ -61,7 +61,11 @@ def random_problem(seed: int, length: int = 12, alignment: int = 1) -> Problem:
         if ops[-1].workspace and k % 2:
             ops[-1] = replace(ops[-1], pieces=(1, 1))
     return Problem(
-        tuple(ops), tuple(values), fixed=rng.choice([0, 5]), alignment=alignment
+        tuple(ops),
+        tuple(values),
+        fixed=rng.choice([0, 5]),
+        alignment=alignment,
+        once=rng.choice([0.0, 4.0]),
     )
 
 

@@ -42,6 +42,7 @@ class _ProblemArrays(ctypes.Structure):
         ("has_watershed", ctypes.c_int64),
         ("has_durations", ctypes.c_int64),
         ("cost", ctypes.c_double),
+        ("once", ctypes.c_double),
     )
 
 
@@ -178,7 +179,8 @@ class _Arrays:
             alignment=problem.alignment,
             has_watershed=problem.has_watershed,
             has_durations=problem.has_durations,
-            cost=sum(op.cost for op in ops),
+            cost=problem.cost(problem.program_order),
+            once=problem.once,
         )
 
 

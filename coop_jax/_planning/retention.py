@@ -59,7 +59,7 @@ class Retention:
         self.groups: list[list[OpId]] = [[k] for k in range(length)]
         self.reads: list[list[int]] = [[] for _ in problem.values]
         self.segments: list[list[tuple[int, int]]] = [[] for _ in problem.values]
-        self.cost = sum(op.cost for op in problem.ops)
+        self.cost = problem.cost(problem.program_order)
         self.bytes_at = np.zeros(length, np.int64)
         self._through = np.zeros(length, np.int64)
         self._local = np.zeros(length, np.int64)
@@ -198,7 +198,7 @@ class Retention:
             for position in sorted(set(wanted).difference(present)):
                 self._apply(Edit(op, position, True))
         # Counted anew: what rounding left in it depends on all that was done before.
-        self.cost = 0.0
+        self.cost = self.problem.once
         for op, runs in zip(self.problem.ops, self.runs, strict=True):
             self.cost += op.cost * len(runs)
 

@@ -61,7 +61,7 @@ class Op:
       name: for reports.
       inputs: values it reads (no repeats).
       outputs: values it writes.
-      cost: seconds one execution takes, by the cost model.
+      cost: seconds that one more execution takes, by the cost model.
       workspace: bytes alive only while it runs.
       is_recomputable: False for effects, stateful random numbers, collectives.
       is_expensive: dense in seconds per byte (matmul, convolution); the arena keeps its
@@ -100,6 +100,7 @@ class Problem:
       has_watershed: what is alive across one place of a schedule can be placed before
         all else (`buffer_assignment`).
       has_durations: how long arrays last is known to the tick of XLA's clock.
+      once: seconds that running every op once takes beside their costs.
       producer: op that writes each value, or -1 for arguments (derived).
     """
 
@@ -109,6 +110,7 @@ class Problem:
     alignment: int = 64
     has_watershed: bool = False
     has_durations: bool = True
+    once: float = 0.0
     producer: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -150,4 +152,4 @@ class Problem:
 
     def cost(self, schedule: Schedule) -> float:
         """Seconds the schedule takes by the cost model."""
-        return sum(self.ops[op].cost for op in schedule)
+        return self.once + sum(self.ops[op].cost for op in schedule)

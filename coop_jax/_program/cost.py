@@ -33,8 +33,9 @@ class DeviceRates:
       flops: operations per second of a matrix multiplication.
       bytes: bytes per second of a streaming kernel.
       launch: seconds that any kernel takes.
-      fused: share of its own time that an elementwise op takes, where plans leave XLA
-        to make one kernel of several.
+      traffic: what a second in memory counts for beside one of arithmetic, where plans
+        are to save arithmetic first.
+      joins: whether XLA makes one kernel of several elementwise ops (`sparing`).
       weights: what one operation of a slow kind (`_kind`) counts for, where it is more
         than one of a matrix multiplication.
     """
@@ -43,7 +44,8 @@ class DeviceRates:
     bytes: float
     launch: float
     weights: Mapping[str, float] = field(default_factory=dict)
-    fused: float = 1.0
+    traffic: float = 1.0
+    joins: bool = False
 
     def seconds(self, operations: float, touched: float) -> float:
         """Seconds of a kernel, less the launch.
@@ -69,12 +71,11 @@ RATES = {
         flops=2e14,
         bytes=3e12,
         launch=3e-6,
-        # Words are drawn by integer operations, outside of the units for products: not
-        # timed. An H200 does float32 there at a third of the rate above.
-        weights={"random": 3.0},
-        # Parts of a plan are joined on GPU, and of elementwise ops in a row XLA reads
-        # and writes the ends.
-        fused=0.25,
+        # Counted in full, plans take up to 4 % more arithmetic to move up to 4 % less.
+        # Random words, which are drawn outside of the units for products, take some
+        # four times what these take: as much more as traffic does.
+        traffic=1 / 6,
+        joins=True,
     ),
     "tpu": DeviceRates(flops=2e14, bytes=1.2e12, launch=3e-6),
 }

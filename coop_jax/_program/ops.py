@@ -6,13 +6,12 @@ from .._native.program_words import InplaceProgram
 from .._planning.types import Op, Value, ValueId
 from .cost import DeviceRates, work
 from .donating import donation
-from .fusing import FUSIBLE
 from .hlo import OwnedBuffer
 from .overwriting import Overwriting
 from .repeating import is_recomputable
 from .shards import communicates
 from .trace import Equation, Variable
-from .units import Graph, Unit, has_call
+from .units import Graph, Unit
 from .workspace import Owned, workspace
 
 _DENSE_FLOPS_PER_BYTE = 16
@@ -59,10 +58,9 @@ class OpsOfUnits:
         outputs = tuple(self._output(v, equation) for v in equation.outputs)
         operations = sum(self._work(k) for k in (*unit.inlined, unit.root))
         touched = graph.touched(unit)
-        cost = self.rates.seconds(operations, touched) + self.rates.launch
-        is_fused = equation.primitive.name in FUSIBLE
-        if is_fused and not has_call(graph.equations, unit):
-            cost *= self.rates.fused
+        rates = self.rates
+        cost = rates.seconds(operations, rates.traffic * touched)
+        cost += rates.traffic * rates.launch
         pieces = self._workspace(unit)
         self.ops.append(
             Op(

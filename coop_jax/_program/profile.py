@@ -29,6 +29,7 @@ from .roots import choose_roots
 from .scopes import equation_of, of_place, scope
 from .shards import localized
 from .shelving import shelved, without
+from .sparing import joining, with_spared
 from .standing import bytes_of, standing_and_spread
 from .trace import Program, Variable
 from .units import Graph, Unit
@@ -125,6 +126,8 @@ def profile(
     )
     order = early_order(problem, scalars_too=platform != "cpu")
     problem, units = in_order(problem, order), tuple(units[op] for op in order)
+    if rates.joins:
+        problem = with_spared(problem, joining(graph, units, programs), rates)
     on_shelf = _on_shelf(program, problem, found.variables, platform)
     standing += sum(problem.values[v].size for v in on_shelf)
     problem = without(problem, on_shelf)

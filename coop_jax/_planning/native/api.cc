@@ -47,6 +47,7 @@ struct ProblemArrays {
   int64_t has_watershed;
   int64_t has_durations;
   double cost;
+  double once;
 };
 
 struct PlannedArrays {
@@ -97,6 +98,7 @@ Problem ReadProblem(const ProblemArrays& arrays) {
   problem.has_watershed = arrays.has_watershed != 0;
   problem.has_durations = arrays.has_durations != 0;
   problem.cost = arrays.cost;
+  problem.once = arrays.once;
   return problem;
 }
 
@@ -139,7 +141,7 @@ class Session {
 }  // namespace
 
 // To be raised with every change to what Python passes, and in library.py.
-COOP_EXPORT int64_t coop_jax_planner_interface() { return 5; }
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 6; }
 
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();

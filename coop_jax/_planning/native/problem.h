@@ -41,8 +41,9 @@ struct Problem {
   bool has_watershed;
   // Whether how long arrays last is known to the tick of XLA's clock.
   bool has_durations;
-  // Seconds of the unplanned schedule.
+  // Seconds of the unplanned schedule, and what of these its ops' costs are not.
   double cost;
+  double once;
 
   int32_t length() const { return static_cast<int32_t>(ops.size()); }
 };

@@ -226,7 +226,7 @@ void Retention::Restore(const Positions& wanted) {
       if (!Contains(present, position)) Apply({op, position, true});
     }
   }
-  cost_ = 0;
+  cost_ = problem_.once;
   for (OpId op = 0; op < length_; ++op) {
     cost_ += problem_.ops[op].cost * static_cast<double>(runs_[op].size());
   }
