@@ -13,6 +13,7 @@ HiGHS through SciPy was chosen over OR-tools CP-SAT: on a profiled transformer l
 on two, and SciPy comes with jax.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Collection, Sequence
@@ -74,14 +75,16 @@ def prove(
       in_place: ops whose first run stays at its own position, by default the spine.
       negligible: values of less than this share of the pool are taken for nothing.
     """
-    model = RetentionModel(problem, pool, in_place, int(negligible * pool))
-    search = _Proving(model, cutoff, time.monotonic() + time_limit)
+    once = problem.once  # in every schedule
+    costs = dataclasses.replace(problem, once=0.0)
+    model = RetentionModel(costs, pool, in_place, int(negligible * pool))
+    search = _Proving(model, cutoff - once, time.monotonic() + time_limit)
     start = time.monotonic()
     if search.relax():
         search.fix()
         search.branch()
-    schedule, cost = search.found, search.cost
-    return Proof(search.bound, schedule, cost, time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Proof(search.bound + once, search.found, search.cost + once, seconds)
 
 
 class _Proving:

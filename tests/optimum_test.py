@@ -1,5 +1,6 @@
 """Proven optima against brute force, and graphs read from a file."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -86,6 +87,12 @@ def test_the_optimum_by_eye() -> None:
     assert proof.cost == 14.0
     assert proof.bound == pytest.approx(14.0, rel=2e-3)
     assert proof.is_optimal
+
+
+def test_what_ops_take_once_is_in_every_schedule() -> None:
+    proof = prove(dataclasses.replace(CHEAP_AND_DEAR, once=100.0), 10, 115.0)
+    assert (proof.schedule, proof.cost) == ((0, 1, 2, 0, 3, 4), 114.0)
+    assert proof.bound == pytest.approx(114.0, rel=1e-3)
 
 
 def test_proves_that_nothing_fits() -> None:

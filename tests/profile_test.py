@@ -101,6 +101,36 @@ def test_traffic_costs_the_share_that_it_counts_for() -> None:
     )
 
 
+def test_on_gpu_a_value_again_costs_less_what_is_not_written_nor_read() -> None:
+    def kept(x, w):
+        weights = jnp.exp(x @ x)  # its sum and the product at the end take it in
+        y = x
+        for _ in range(8):
+            y = y @ w
+        return jnp.sum(weights), weights * y
+
+    _, step, _ = profiled(kept, SQUARE, SQUARE)
+    program = step.program
+    (exp,) = (k for k, e in enumerate(program.equations) if e.primitive.name == "exp")
+    rates = RATES["gpu"]
+    joined, apart = (
+        profile(program, [owned_by(program, exp)], 0, "gpu", each)
+        for each in (rates, dataclasses.replace(rates, joins=False))
+    )
+    once, alone = joined.problem, apart.problem
+    cheaper = [
+        (old.name, new.cost / old.cost)
+        for old, new in zip(alone.ops, once.ops, strict=True)
+        if new.cost != old.cost
+    ]
+    # What the exponentials spare beyond their own cost their product does.
+    assert [name for name, _ in cheaper] == ["dot_general", "exp"]
+    assert cheaper[1][1] == pytest.approx(0.01)
+    assert once.cost(once.program_order) == pytest.approx(
+        alone.cost(alone.program_order)
+    )
+
+
 def owned_by(program, k: int) -> OwnedBuffer:
     size = program.avals[program.equations[k].outputs[0]].size * 4
     return OwnedBuffer(scope(k), "fusion", size, 0, 0, True)

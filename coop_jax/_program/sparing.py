@@ -17,8 +17,8 @@ from .cost import DeviceRates
 from .fusing import FUSIBLE, fusible
 from .units import Graph, Unit, has_call
 
-_WAITS = 0.05
-"""Share of a program over which a value is kept, not just handed on."""
+_WAITS, _FEW = 0.05, 5
+"""Share of a program, and ops, over which a value is kept, not just handed on."""
 _LEAST = 0.01
 """Share of its own cost that another run of an op takes in any case."""
 _SMALL = 1 / 8
@@ -142,7 +142,7 @@ class _Sparing:
         places = [self.problem.producer[value], *readers]
         gaps = [b - a for a, b in itertools.pairwise(places)]
         widest = max(gaps, default=0)
-        if widest < _WAITS * len(self.problem.ops):
+        if widest < max(_WAITS * len(self.problem.ops), _FEW):
             return readers, []
         first = gaps.index(widest)
         return readers[:first], readers[first:]
