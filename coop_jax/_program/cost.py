@@ -73,8 +73,8 @@ RATES = {
         launch=3e-6,
         # Counted in full, plans take up to 4 % more arithmetic to move up to 4 % less.
         # Random words, which are drawn outside of the units for products, take some
-        # four times what these take: as much more as traffic does.
-        traffic=1 / 6,
+        # eight times what these take: as much more as traffic does.
+        traffic=1 / 8,
         joins=True,
     ),
     "tpu": DeviceRates(flops=2e14, bytes=1.2e12, launch=3e-6),
