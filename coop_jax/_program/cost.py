@@ -72,8 +72,8 @@ RATES = {
         bytes=3e12,
         launch=3e-6,
         # Counted in full, plans take up to 4 % more arithmetic to move up to 4 % less.
-        # Random words, which are drawn outside of the units for products, take some
-        # eight times what these take: as much more as traffic does.
+        # Random words, drawn outside of the units for products, count as these do: by
+        # this share eight times what they would beside traffic in full.
         traffic=1 / 8,
         joins=True,
     ),
