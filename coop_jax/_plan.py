@@ -33,7 +33,7 @@ class Action:
       type: shape and dtype, as in `float32[8,256]`.
       scope: the user's name scopes, layers first; "" if there are none.
       is_backward: it belongs to the backward pass (its scope is a transpose).
-      cost: seconds one computation takes, by the cost model.
+      cost: seconds one more computation takes, by the cost model.
       is_in_place: it takes over the bytes of an input that dies there.
 
     Example:
