@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -253,6 +254,37 @@ def with_a_watershed(bench: Workbench) -> tuple[Planned, int]:
     assert found, "no plan needs a watershed"
     _, planned, pool = max(found, key=lambda each: each[0])
     return planned, pool
+
+
+@pytest.mark.gpu
+def test_described_kernels_do_not_know_where_values_lie_on_the_shelf() -> None:
+    """XLA would make a kernel for every offset that it knows."""
+
+    def step(weights, x):
+        def loss_of(weights):
+            y = x
+            for w, b in weights:
+                y = y + jnp.tanh(y @ w + b)
+            return jnp.mean(y**2)
+
+        grads = jax.grad(loss_of)(weights)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda w, g: w - 0.1 * g / norm, weights, grads)
+
+    width, layers = 1024, 12
+    square, row = (
+        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((width, width), (width,))
+    )
+    bench = described(step, [(square, row)] * layers, square)
+    assert len(bench.profile.shelved) == layers
+    room = int(0.6 * bench.unplanned.temp)
+    found = plan(bench.problem, room, Effort(), is_packed=True)
+    text = bench.step.compile(emit(bench.profile, found.positions)).as_text()
+    array = f"f32[{layers * width}]"
+    bodies = re.findall(r"^%\S+ \(.*?\{\n(.*?)^\}", text, re.M | re.S)
+    reading = [body for body in bodies if array in body]
+    assert sum(body.count(" dynamic-slice(") for body in reading) >= layers
+    assert not any(" slice(" in body for body in reading)
 
 
 @pytest.mark.gpu
