@@ -5,8 +5,7 @@ after either: so XLA writes it in place. What reads one of them before the last 
 written reads the value itself.
 
 Where each lies comes out of a barrier too. XLA would compile a number it can see into
-the kernel that reads the value, and a kernel for each of them, which took a third of
-the time that a plan of a transformer took to compile.
+the kernel that reads the value, and so a kernel for each of them.
 """
 
 from collections.abc import Mapping, Sequence
