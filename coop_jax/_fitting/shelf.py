@@ -77,11 +77,10 @@ class Shelf:
     def _write(self, run: Sequence[Variable]) -> None:
         """Writes values that lie one after the other."""
         row = jnp.concatenate([jnp.ravel(self._waiting[v]) for v in run])
-        kind, _ = self._place(run[0])
-        array = lax.dynamic_update_slice(
-            self._arrays[kind], row, self._offset(run[0]), allow_negative_indices=False
+        kind, offset = _kind(self._avals[run[0]]), self._offsets[run[0]]
+        self._arrays[kind] = lax.dynamic_update_slice(
+            self._arrays[kind], row, (offset,), allow_negative_indices=False
         )
-        self._arrays[kind] = array
         self._touched.add(kind)
         for v in run:
             del self._missing[v]
@@ -89,22 +88,17 @@ class Shelf:
     def _place(self, variable: Variable) -> tuple[Kind, int]:
         return _kind(self._avals[variable]), self._starts[variable]
 
-    def _offset(self, variable: Variable) -> tuple[jax.Array]:
-        return (self._offsets[variable],)
-
     def _follows(self, first: Variable, second: Variable) -> bool:
         kind, start = self._place(first)
         return (kind, start + self._avals[first].size) == self._place(second)
 
     def take(self, variable: Variable) -> jax.Array:
         """The value, from here."""
-        aval, (kind, _) = self._avals[variable], self._place(variable)
+        aval, offset = self._avals[variable], self._offsets[variable]
+        kind = _kind(aval)
         self._touched.add(kind)
         row = lax.dynamic_slice(
-            self._arrays[kind],
-            self._offset(variable),
-            (aval.size,),
-            allow_negative_indices=False,
+            self._arrays[kind], (offset,), (aval.size,), allow_negative_indices=False
         )
         return row.reshape(aval.shape)
 
