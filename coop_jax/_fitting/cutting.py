@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Set
+from itertools import chain
 
 from .._planning.types import OpId, Problem
 from .._program.cost import RANDOM
@@ -9,6 +10,7 @@ from .._program.fusing import SEVERAL, fusible
 from .._program.profile import Profile
 from .._program.shelving import small_size
 from .._program.units import Unit, has_call
+from .long_kernels import cut_long_kernels
 from .parts import Positions, joined, parts
 from .staging import stages
 
@@ -36,6 +38,9 @@ def cut_into_parts(
     found = parts(problem, positions, alone)
     apart = profile.calls.keys() | _by_rows(profile, spreading)
     found = joined(problem, found, apart, spreading, alone, _sharing(profile))
+    sizes = [len(unit.inlined) + 1 for unit in profile.units]
+    cut = (cut_long_kernels(problem, part, alone, sizes) for part in found)
+    found = [*chain.from_iterable(cut)]
     if not in_stages:
         return found
     beginning = _ops_beginning(profile, alone)

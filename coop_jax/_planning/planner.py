@@ -65,9 +65,10 @@ _AS_SMALL = 1.005
 _BEHIND = 1.1
 # So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
-# The last refinement: of how many schedules, and rounds and moves over the usual; in
-# programs of more ops than so many fewer rounds, to take no longer than to get there.
-_FINALISTS, _THOROUGH, _LAST_MOVES = 4, 16, 4
+# The last refinement: of how many schedules, rounds and moves over the usual, and how
+# many are tightened then; in programs of more ops than so many fewer rounds, to take no
+# longer than to get there.
+_FINALISTS, _THOROUGH, _LAST_MOVES, _TIGHTENED = 4, 16, 4, 2
 _MANY_OPS = 4000
 
 type WaysDown = dict[int, WayDown]
@@ -149,14 +150,21 @@ def _refined(
             # Else how much may be alive would be what an earlier way left it at.
             start = search.reach(start.positions)
         search.moves_left = _LAST_MOVES * search.moves
-        found = search.refine(start, thorough)
-        return search.tightened(found) if found.fits else found
+        return search.refine(start, thorough)
+
+    def tighten(found: Planned, search: AnySearch) -> Planned:
+        search.begin(lead.pool)
+        return search.tightened(found)
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)
     different = {one.positions: one for one in (best, *fitting)}.values()
     chosen = islice(different, min(_FINALISTS, _enough_ways(lead.problem)))
     under_way = [crew.meanwhile(functools.partial(refine, one)) for one in chosen]
-    return [each.result() for each in under_way]
+    refined = [each.result() for each in under_way]
+    cheapest = sorted((one for one in refined if one.fits), key=lambda one: one.cost)
+    last = islice(cheapest, _TIGHTENED)
+    under_way = [crew.meanwhile(functools.partial(tighten, one)) for one in last]
+    return [*refined, *(each.result() for each in under_way)]
 
 
 def _followed(
