@@ -162,7 +162,7 @@ def _refined(
     under_way = [crew.meanwhile(functools.partial(refine, one)) for one in chosen]
     refined = [each.result() for each in under_way]
     cheapest = sorted((one for one in refined if one.fits), key=lambda one: one.cost)
-    last = islice(cheapest, _TIGHTENED)
+    last = cheapest[:_TIGHTENED]
     under_way = [crew.meanwhile(functools.partial(tighten, one)) for one in last]
     return [*refined, *(each.result() for each in under_way)]
 
