@@ -99,6 +99,7 @@ def test_every_step_is_the_same(
             assert native.tightened(reached) == python.tightened(reached)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 60), at=st.integers(0, 61))
 def test_packed_sizes_are_the_same(seed: int, length: int, at: int) -> None:
     made = random_problem(seed, length)

@@ -154,6 +154,7 @@ def test_all_but_what_runs_first_and_what_runs_last_keep_their_order() -> None:
     assert longest_in_order([]) == set()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=9))
 def test_no_more_could_keep_their_order(turns: list[int]) -> None:
     found = sorted(longest_in_order(turns))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from validate_test import random_problem
 
@@ -81,6 +81,7 @@ def test_traffic_counts_by_its_rate() -> None:
     assert seconds(with_spared(problem, joining, half)) == [37, 17 - 12.5, 17, 17]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.randoms(use_true_random=False))
 def test_no_cost_is_below_nothing_and_the_program_takes_what_it_took(seed, rng) -> None:
     problem = random_problem(seed, 30)
