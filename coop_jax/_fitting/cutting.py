@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Hashable, Set
-from itertools import chain
 
 from .._planning.types import OpId, Problem
 from .._program.cost import RANDOM
@@ -39,8 +38,11 @@ def cut_into_parts(
     apart = profile.calls.keys() | _by_rows(profile, spreading)
     found = joined(problem, found, apart, spreading, alone, _sharing(profile))
     sizes = [len(unit.inlined) + 1 for unit in profile.units]
-    cut = (cut_long_kernels(problem, part, alone, sizes) for part in found)
-    found = [*chain.from_iterable(cut)]
+    found = [
+        piece
+        for part in found
+        for piece in cut_long_kernels(problem, part, alone, sizes)
+    ]
     if not in_stages:
         return found
     beginning = _ops_beginning(profile, alone)
