@@ -23,7 +23,8 @@ _NOISE = 0.3
 _WORTH_FOLLOWING = 1.003
 _PATIENCE = 8
 _SMALL = 1000
-_MOST_PACKINGS = 100
+_MOST_PACKINGS, _MOST_PACKED = 100, 200_000
+"""Of schedules that are tightened, and of ops in all of them together."""
 _REACHES = (0, 4, 16, 64)
 
 
@@ -72,7 +73,8 @@ class LocalSearch(Search):
         self.room = self.pool
         self.state.restore(best.positions)
         batches = _halves(self._dearest_first())  # all together do not pack
-        for _ in range(_MOST_PACKINGS):
+        most = _MOST_PACKED // max(len(self.problem.ops), 1)
+        for _ in range(min(_MOST_PACKINGS, most)):
             if not batches:
                 break
             batch = batches.pop()

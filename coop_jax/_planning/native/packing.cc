@@ -1,7 +1,6 @@
 #include "packing.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -270,7 +269,7 @@ int32_t Fullest(const std::vector<Buffer>& buffers, int32_t positions) {
 }
 
 // The size of the block, with a watershed in front of one of these places if that is worth
-// it, or `most` if it is no less and no watersheds are given. `steps`: of the schedule.
+// it, or `most` or more if it is no less. `steps`: of the schedule.
 int64_t PackedSize(const Problem& problem, const std::vector<Buffer>& buffers,
                    size_t steps, const std::vector<int32_t>& watersheds, int64_t most) {
   const int32_t positions = static_cast<int32_t>(steps) + 1;
@@ -288,11 +287,11 @@ int64_t PackedSize(const Problem& problem, const std::vector<Buffer>& buffers,
   const auto by_duration = [](const Buffer& buffer) {
     return std::make_tuple(buffer.duration, buffer.size);
   };
-  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
-  // What a watershed must save goes by how large the block is without one.
-  int64_t plain = pack_by(by_size, watersheds.empty() ? most : kAny);
+  // Of a block so large, a watershed that leaves less than `most` saves enough.
+  const int64_t enough = most + most / (kLeastGain - 1) + 1;
+  int64_t plain = pack_by(by_size, watersheds.empty() ? most : enough);
   if (problem.has_durations) plain = pack_by(by_duration, plain);
-  const int64_t too_much = plain - plain / kLeastGain + 1;
+  const int64_t too_much = std::min(plain - plain / kLeastGain + 1, most);
   int64_t least = too_much;
   for (const int32_t watershed : watersheds) {
     const auto across_first = [&](const Buffer& buffer) {
@@ -320,7 +319,7 @@ int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
                    const std::vector<int32_t>& watersheds) {
   return PackedSize(problem, ScheduleBuffers(problem, schedule), schedule.size(),
-                    watersheds, std::numeric_limits<int64_t>::max());
+                    watersheds, kAnySize);
 }
 
 }  // namespace coop_jax

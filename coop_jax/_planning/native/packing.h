@@ -10,10 +10,13 @@
 
 namespace coop_jax {
 
+// More than any block takes.
+constexpr int64_t kAnySize = std::numeric_limits<int64_t>::max() / 2;
+
 // The peak of `packed(problem, schedule)`, buffer_assignment.py; where that is no less
 // than `most`, anything that is not either.
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,
-                   int64_t most = std::numeric_limits<int64_t>::max());
+                   int64_t most = kAnySize);
 
 // That of `assign(schedule_buffers(problem, schedule), ..., watersheds)`.
 int64_t PackedSize(const Problem& problem, const std::vector<OpId>& schedule,

@@ -15,7 +15,8 @@ constexpr double kNoise = 0.3;
 constexpr double kWorthFollowing = 1.003;
 constexpr int64_t kPatience = 8;
 constexpr int kReaches[] = {0, 4, 16, 64};
-constexpr int kMostPackings = 100;
+// Of schedules that are tightened, and of ops in all of them together.
+constexpr size_t kMostPackings = 100, kMostPacked = 200'000;
 
 // The second and the first half; none of one step.
 void AddHalves(const std::vector<Step>& steps, std::vector<std::vector<Step>>* batches) {
@@ -73,7 +74,9 @@ Planned Search::Tightened(Planned best) {
   state_.Restore(best.positions);
   std::vector<std::vector<Step>> batches;
   AddHalves(DearestFirst(), &batches);  // all together do not pack
-  for (int turn = 0; turn < kMostPackings && !batches.empty(); ++turn) {
+  const size_t most = kMostPacked / std::max<size_t>(problem_.ops.size(), 1);
+  const size_t turns = std::min(kMostPackings, most);
+  for (size_t turn = 0; turn < turns && !batches.empty(); ++turn) {
     const std::vector<Step> batch = std::move(batches.back());
     batches.pop_back();
     bool is_less = false;

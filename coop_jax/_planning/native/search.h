@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "packing.h"
 #include "problem.h"
 #include "ranked.h"
 #include "retention.h"
@@ -87,7 +88,7 @@ class Search {
   };
 
   // The present schedule; from `most` bytes on its size only says that it is no less.
-  Planned Result(int64_t most = std::numeric_limits<int64_t>::max());
+  Planned Result(int64_t most = kAnySize);
   // Relieves; where that ends, takes back what is not needed and goes on.
   bool RelieveOn(double noise);
   bool Relieve(double noise);
