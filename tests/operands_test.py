@@ -104,6 +104,68 @@ def test_what_lies_as_products_take_it_stays_and_is_read_from_either_side() -> N
     assert summed == (2,)
 
 
+def gradient(read):
+    """Of a weight: what a product makes, and what reads it."""
+    return lambda x, y, z: read(jnp.einsum("ak,kbc->abc", x, y), z)
+
+
+ROWS, COLUMNS = (LENGTH, BATCH), (BATCH, HEADS, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda p, z: p.transpose(1, 2, 0) + z,
+        lambda p, z: p.transpose(1, 2, 0),
+        lambda p, z: (p.transpose(1, 2, 0) + z, p.transpose(1, 2, 0).sum(0)),
+        lambda p, z: p.reshape(LENGTH, HEADS * WIDTH).T * z.reshape(-1, LENGTH),
+        lambda p, z: (p.transpose(1, 2, 0) + z, jnp.einsum("abc,bcd->ad", p, z)),
+    ],
+    ids=("added up", "returned", "read twice", "viewed", "read by a product"),
+)
+def test_what_a_product_makes_it_writes_as_all_that_reads_it_turns_it(read) -> None:
+    found = lying(gradient(read), ROWS, COLUMNS, (HEADS, WIDTH, LENGTH)).order
+    assert found is not None
+    shape = (LENGTH, HEADS, WIDTH)
+    assert found.shape == shape
+    array = jnp.arange(math.prod(shape)).reshape(shape)
+    lies = found.turn(array).reshape(HEADS, WIDTH, LENGTH)
+    np.testing.assert_array_equal(lies, array.transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        gradient(lambda p, z: (p.transpose(1, 2, 0) + z, 2 * p)),
+        gradient(lambda p, z: (p.transpose(1, 2, 0) + z, p)),
+        gradient(lambda p, z: p.transpose(2, 0, 1) + z.transpose(1, 2, 0)),
+        lambda x, y, z: jnp.sin(x).T + y[:, 0, 0, None] + z[0, 0],
+    ],
+    ids=("read as it is", "returned as it is", "turned otherwise", "no product"),
+)
+def test_else_it_lies_as_it_is_made(step) -> None:
+    assert lying(step, ROWS, COLUMNS, (HEADS, WIDTH, LENGTH)).order is None
+
+
+def test_a_sum_of_gradients_has_no_transposes_behind_barriers() -> None:
+    def step(x, *gradients):
+        return sum((g.T @ x).T for g in gradients)
+
+    rng = np.random.default_rng(0)
+    flat = [
+        rng.integers(-3, 4, (8, width)).astype(np.float32) for width in (50, 70, 70, 70)
+    ]
+    found = profile(program(step, *(array.shape for array in flat)), [], 0, "gpu")
+    # Products of one array are in parts of their own.
+    planned = emit(found, [(op,) for op in found.problem.program_order])
+    equations = jax.make_jaxpr(planned)(*flat).eqns
+    barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
+    shapes = {v.aval.shape for barrier in barriers for v in barrier.invars}
+    assert (50, 70) in shapes
+    assert (70, 50) not in shapes
+    np.testing.assert_array_equal(jax.jit(planned)(*flat)[0], step(*flat))
+
+
 def test_a_view_that_cuts_across_dimensions_is_not_looked_through() -> None:
     whole, other = (4, 6), (3, 2, 4)
     found = lying(lambda x, y: jnp.sin(x).reshape(3, 8) @ y.reshape(8, 3), whole, other)

@@ -98,12 +98,16 @@ def lying_for_products(graph: Graph, variable: Variable) -> Lying:
     """How a value is to lie for the products that read it."""
     shape = graph.program.avals[variable].shape
     own = _row_major(shape)
-    found, is_all = _readings(graph, variable, own)
-    pieces = _common([own, *found.values()])
+    found, others = _readings(graph, variable, own)
+    turned = _written_turned(graph, variable, own)
+    pieces = _common([own, *found.values(), *(others if turned else ())])
     if math.prod(size for _, size in pieces) != math.prod(shape):
         return Lying(None, frozenset())  # views that cut across each other
     readings = {place: _refined(each, pieces) for place, each in found.items()}
-    lying = _taken_by_all(pieces, readings.values()) if is_all else pieces
+    elsewhere = [_refined(each, pieces) for each in others]
+    lying = _taken_by_all(pieces, [*readings.values(), *elsewhere])
+    if others and lying != _cut(turned, pieces):
+        lying = pieces
     order = None
     if lying != pieces:
         places = tuple(map(pieces.index, lying))
@@ -130,11 +134,30 @@ def _is_taken(lying: Dimension, by: Reading) -> bool:
     return lying in ((*batch, *rest, *summed), (*batch, *summed, *rest))
 
 
+def _written_turned(
+    graph: Graph, variable: Variable, dimensions: Sequence[Dimension]
+) -> Dimension:
+    """How what a product of two matrices makes lies if it is written turned around.
+
+    Nothing for what is made otherwise.
+    """
+    maker = graph.producer.get(variable)
+    if maker is None or graph.equations[maker].primitive.name != "dot_general":
+        return ()
+    product = graph.equations[maker]
+    (summed, _), (batch, _) = product.params["dimension_numbers"]
+    left = len(graph.program.avals[product.inputs[0]].shape) - len(summed)
+    return () if batch else _joined([*dimensions[left:], *dimensions[:left]])
+
+
 def _readings(
     graph: Graph, variable: Variable, dimensions: Sequence[Dimension]
-) -> tuple[dict[Place, Reading], bool]:
-    """How products read a value, and whether nothing else does."""
-    found, is_all = dict[Place, Reading](), variable not in graph.outputs
+) -> tuple[dict[Place, Reading], list[Reading]]:
+    """How products read a value, and how whatever else does: as it lies there."""
+    found, others = dict[Place, Reading](), list[Reading]()
+    as_it_lies: Reading = (), _joined(dimensions), ()
+    if variable in graph.outputs:
+        others.append(as_it_lies)
     for k in graph.consumers[variable]:
         equation = graph.equations[k]
         if equation.primitive.name == "dot_general":
@@ -142,12 +165,16 @@ def _readings(
             sides = [side for side, v in enumerate(sources) if v == variable]
             found |= {(k, side): _read(dimensions, equation, side) for side in sides}
         elif moved := _moved(graph, equation, dimensions):
-            inside, are_all = _readings(graph, equation.outputs[0], moved)
+            inside, elsewhere = _readings(graph, equation.outputs[0], moved)
             found |= inside
-            is_all = is_all and are_all
+            others += elsewhere
         else:
-            is_all = False
-    return found, is_all
+            others.append(as_it_lies)
+    return found, others
+
+
+def _joined(dimensions: Iterable[Dimension]) -> Dimension:
+    return tuple(piece for each in dimensions for piece in each)
 
 
 def _read(dimensions: Sequence[Dimension], product: Equation, side: int) -> Reading:
@@ -155,7 +182,7 @@ def _read(dimensions: Sequence[Dimension], product: Equation, side: int) -> Read
     rest = _rest(len(dimensions), batch, summed)
 
     def joined(chosen: Iterable[int]) -> Dimension:
-        return tuple(piece for d in chosen for piece in dimensions[d])
+        return _joined(dimensions[d] for d in chosen)
 
     return joined(batch), joined(rest), joined(summed)
 
@@ -174,7 +201,7 @@ def _moved(
     if equation.primitive.name not in VIEWS:
         return []
     shape = graph.program.avals[equation.outputs[0]].shape
-    return _split([piece for each in dimensions for piece in each], shape)
+    return _split(_joined(dimensions), shape)
 
 
 def _row_major(shape: Sequence[int]) -> list[Dimension]:
@@ -203,18 +230,19 @@ def _split(pieces: Iterable[Piece], shape: Sequence[int]) -> list[Dimension]:
 
 def _common(arrays: Iterable[Sequence[Dimension]]) -> Dimension:
     """The pieces that are cut wherever those of some array are, outermost first."""
-    pieces = [piece for array in arrays for each in array for piece in each]
+    pieces = [piece for array in arrays for piece in _joined(array)]
     cuts = sorted({cut for step, n in pieces for cut in (step, step * n)}, reverse=True)
     return tuple((low, high // low) for high, low in itertools.pairwise(cuts))
 
 
 def _refined(reading: Reading, pieces: Dimension) -> Reading:
-    def cut(group: Dimension) -> Dimension:
-        inside = ((step, step * count) for step, count in group)
-        return tuple(p for low, high in inside for p in pieces if low <= p[0] < high)
-
     batch, rest, summed = reading
-    return cut(batch), cut(rest), cut(summed)
+    return _cut(batch, pieces), _cut(rest, pieces), _cut(summed, pieces)
+
+
+def _cut(group: Dimension, pieces: Dimension) -> Dimension:
+    inside = ((step, step * count) for step, count in group)
+    return tuple(p for low, high in inside for p in pieces if low <= p[0] < high)
 
 
 def _has_batch(equation: Equation) -> bool:
