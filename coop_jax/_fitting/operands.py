@@ -5,6 +5,10 @@ first, and those that are summed lie together, as do the others. An operand that
 not lie so XLA:GPU turns around: in the step as written once, where it is made; behind
 barriers again in front of every product. Attention is such: its heads lie beside the
 width of each, and are a batch.
+
+What a product of two matrices makes it may as well write turned around, and does if
+whatever reads it turns it, as gradients of weights are: transposes behind barriers XLA
+moves through a sum of them term by term, with a round of simplification for each.
 """
 
 import functools
@@ -82,11 +86,12 @@ def with_operands_laid(profile: Profile) -> tuple[Profile, dict[Variable, Order]
 
 @dataclass(frozen=True, slots=True)
 class Lying:
-    """How a value lies for the products that read it.
+    """How a value lies for what reads it.
 
     Attributes:
-      order: in which all that read it take it as it lies; None if something else reads
-        it too, if its own order will do, or if there is none for all.
+      order: in which all that read it take it as it lies; None if its own order will
+        do, or if there is none for all; if not only products read it, none but that in
+        which a product writes it turned around.
       summed_first: where it lies so, with what is summed before what is not.
     """
 
@@ -95,7 +100,7 @@ class Lying:
 
 
 def lying_for_products(graph: Graph, variable: Variable) -> Lying:
-    """How a value is to lie for the products that read it."""
+    """How a value is to lie for what reads it, products above all."""
     shape = graph.program.avals[variable].shape
     own = _row_major(shape)
     found, others = _readings(graph, variable, own)
