@@ -24,7 +24,7 @@ _WORTH_FOLLOWING = 1.003
 _PATIENCE = 8
 _SMALL = 1000
 _MOST_PACKINGS, _MOST_PACKED = 100, 200_000
-"""Of schedules that are tightened, and of ops in all of them together."""
+"""Packings of one schedule that is tightened, and ops in all of them together."""
 _REACHES = (0, 4, 16, 64)
 
 

@@ -15,7 +15,7 @@ constexpr double kNoise = 0.3;
 constexpr double kWorthFollowing = 1.003;
 constexpr int64_t kPatience = 8;
 constexpr int kReaches[] = {0, 4, 16, 64};
-// Of schedules that are tightened, and of ops in all of them together.
+// Packings of one schedule that is tightened, and ops in all of them together.
 constexpr size_t kMostPackings = 100, kMostPacked = 200'000;
 
 // The second and the first half; none of one step.
