@@ -151,7 +151,7 @@ def _written_turned(
         return ()
     product = graph.equations[maker]
     (summed, _), (batch, _) = product.params["dimension_numbers"]
-    left = len(graph.program.avals[product.inputs[0]].shape) - len(summed)
+    left = len(graph.program.avals[product.variables[0]].shape) - len(summed)
     return () if batch else _joined([*dimensions[left:], *dimensions[:left]])
 
 
