@@ -38,10 +38,11 @@ def cut_into_parts(
     apart = profile.calls.keys() | _by_rows(profile, spreading)
     found = joined(problem, found, apart, spreading, alone, _sharing(profile))
     sizes = [len(unit.inlined) + 1 for unit in profile.units]
+    kinds = [_kind(profile, unit) for unit in profile.units]
     found = [
         piece
         for part in found
-        for piece in cut_long_kernels(problem, part, alone, sizes)
+        for piece in cut_long_kernels(problem, part, alone, sizes, kinds)
     ]
     if not in_stages:
         return found
@@ -59,6 +60,14 @@ def ops_alone(profile: Profile) -> set[OpId]:
         or has_call(equations, unit)
     }
     return own | profile.calls.keys()
+
+
+def _kind(profile: Profile, unit: Unit) -> Hashable:
+    """What a unit computes, but for what it reads."""
+    equations = [profile.program.equations[k] for k in (*unit.inlined, unit.root)]
+    made = [profile.program.avals[v] for v in equations[-1].outputs]
+    names = tuple(equation.primitive.name for equation in equations)
+    return names, tuple((aval.shape, aval.dtype) for aval in made)
 
 
 def _ops_beginning(profile: Profile, alone: Set[OpId]) -> set[OpId]:

@@ -42,6 +42,7 @@ from .operands import Order, with_operands_laid
 from .overwritten import overwritten_operands
 from .parts import Positions, overwriting
 from .shelf import Shelf
+from .slices import with_slices_by_index
 from .tiling import written_masks
 from .watershed import Watershed
 
@@ -65,6 +66,7 @@ def emit(
         spreading = ops_spreading(profile, alone)
         cut = cut_into_parts(profile, positions, alone, spreading, in_stages)
         laid, orders = with_operands_laid(profile)
+        laid = with_slices_by_index(laid)
         return _Emission(laid, orders, alone, spreading, arguments).run(cut)
 
     return planned
