@@ -30,9 +30,10 @@ def cut_long_kernels(
 ) -> list[list[OpId]]:
     """A part, cut in front of what would make a kernel too long.
 
-    A kernel is taken to hold an op and what it is made of inside the part, up to ops
-    that are kernels of their own and to small values. It is too long if it has more
-    than `most` equations, or more than two ops of one kind, of several equations each.
+    A kernel is taken to hold an op and what it is made of inside the part, up to small
+    values and to what comes before an op that is a kernel of its own. It is too long if
+    it has more than `most` equations, or more than two ops of one kind, of several
+    equations each.
 
     Args:
       problem: what is planned.
@@ -45,6 +46,11 @@ def cut_long_kernels(
     small = small_size(problem)
     found: list[list[OpId]] = [[]]
     kernels: dict[OpId, set[OpId]] = {}
+    # Kernels of their own that come before an op, one after the other.
+    before: dict[OpId, int] = {}
+
+    def makers(op: OpId) -> set[OpId]:
+        return {problem.producer[v] for v in problem.ops[op].inputs} & before.keys()
 
     def fuses(op: OpId) -> bool:
         made = (problem.values[v].size for v in problem.ops[op].outputs)
@@ -58,10 +64,12 @@ def cut_long_kernels(
         )
 
     def sources(op: OpId) -> list[set[OpId]]:
-        makers = {problem.producer[v] for v in problem.ops[op].inputs}
-        return [kernels[maker] for maker in makers if maker in kernels]
+        beside = (each for each in makers(op) if before[each] == before[op])
+        return [kernels[each] for each in beside if each in kernels]
 
     for op in part:
+        ends = (before[each] + (each in alone) for each in makers(op))
+        before[op] = max(ends, default=0)
         if fuses(op):
             kernel = {op}.union(*sources(op))
             if is_too_long(kernel):
