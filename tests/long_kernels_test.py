@@ -12,9 +12,12 @@ from validate_test import random_problem
 
 from coop_jax._fitting.compile import flat_step
 from coop_jax._fitting.cutting import cut_into_parts
-from coop_jax._fitting.long_kernels import MOST_ALIKE, cut_long_kernels
+from coop_jax._fitting.long_kernels import (
+    MANY_EQUATIONS,
+    MOST_ALIKE,
+    cut_long_kernels,
+)
 from coop_jax._planning.types import Op, Problem, Value
-from coop_jax._planning.validate import validate
 from coop_jax._program.hlo import OwnedBuffer
 from coop_jax._program.profile import profile
 from coop_jax._program.scopes import scope
@@ -45,8 +48,11 @@ def test_a_chain_is_cut_where_its_kernel_would_have_too_many_equations() -> None
 
 def test_a_chain_that_repeats_itself_is_cut_into_kernels_that_are_alike() -> None:
     part, alike = [*range(6)], ["carry"] * 6
-    found = cut_long_kernels(recurrence(LARGE), part, set(), [10] * 6, alike)
+    found = cut_long_kernels(recurrence(LARGE), part, set(), [20] * 6, alike)
     assert found == [[0, 1], [2, 3], [4, 5]]
+    # Not while it is short.
+    found = cut_long_kernels(recurrence(LARGE), part, set(), [13] * 6, alike)
+    assert found == [[0, 1, 2], [3, 4, 5]]
     # An addition or a product by itself may come any number of times.
     assert cut_long_kernels(recurrence(LARGE), part, set(), [1] * 6, alike) == [part]
 
@@ -70,7 +76,7 @@ def gated(overwritten: bool = False) -> Problem:
 
 def test_what_leads_to_the_next_kernel_alone_goes_along() -> None:
     kinds = ["gate", "carry"] * 4
-    found = cut_long_kernels(gated(), [*range(8)], set(), [5] * 8, kinds)
+    found = cut_long_kernels(gated(), [*range(8)], set(), [9] * 8, kinds)
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7]]
     # A carry that leaves no room for its gate beside it goes on alone.
     found = cut_long_kernels(gated(), [*range(8)], set(), [9] * 8, kinds, 10)
@@ -81,7 +87,7 @@ def test_what_reads_an_argument_runs_before_that_is_overwritten() -> None:
     problem = gated(overwritten=True)
     assert problem.ops[4].inputs == (11,) and problem.ops[5].name == "update"
     kinds = ["gate", "carry"] * 2 + ["gate", "update", "carry", "gate", "carry"]
-    found = cut_long_kernels(problem, [*range(9)], set(), [5] * 9, kinds)
+    found = cut_long_kernels(problem, [*range(9)], set(), [9] * 9, kinds)
     assert found == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]
 
 
@@ -104,11 +110,17 @@ def test_nothing_is_lost_or_early_and_no_kernel_is_too_long(seed: int) -> None:
     values = tuple(dataclasses.replace(v, size=LARGE) for v in small.values)
     problem = dataclasses.replace(small, values=values)
     part = list(problem.program_order)
-    equations = [rng.randint(1, 9) for _ in part]
-    kinds = [rng.randint(1, 4) for _ in part]
-    found = cut_long_kernels(problem, part, set(), equations, kinds, 12)
+    equations = [rng.randint(1, 20) for _ in part]
+    kinds = [rng.randint(1, 2) for _ in part]
+    found = cut_long_kernels(problem, part, set(), equations, kinds, 60)
     assert sorted(chain(*found)) == part
-    validate(problem, tuple(chain(*found)))
+    place = {op: at for at, op in enumerate(chain(*found))}
+    for op in part:
+        reads = problem.ops[op].inputs
+        assert all(place.get(problem.producer[v], -1) < place[op] for v in reads)
+        for later in part[part.index(op) + 1 :]:
+            written = {problem.values[v].overwrites for v in problem.ops[later].outputs}
+            assert written.isdisjoint(reads) or place[op] < place[later]
     for piece in found:
         for op in (op for op in piece if problem.ops[op].outputs):
             inside, todo = set(), [op]
@@ -118,10 +130,9 @@ def test_nothing_is_lost_or_early_and_no_kernel_is_too_long(seed: int) -> None:
                     inside.add(one)
                     todo += [problem.producer[v] for v in problem.ops[one].inputs]
             alike = Counter(kinds[k] for k in inside if equations[k] > 1)
-            assert inside == {op} or (
-                sum(equations[k] for k in inside) <= 12
-                and max(alike.values(), default=0) <= MOST_ALIKE
-            )
+            repeats = max(alike.values(), default=0) > MOST_ALIKE
+            most = MANY_EQUATIONS if repeats else 60
+            assert inside == {op} or sum(equations[k] for k in inside) <= most
 
 
 def test_carries_computed_again_in_a_row_are_several_parts_on_gpu() -> None:
@@ -147,8 +158,9 @@ def test_carries_computed_again_in_a_row_are_several_parts_on_gpu() -> None:
     again = [*((op, 40) for op in range(39)), *((op,) for op in range(39, 80))]
     cut = cut_into_parts(found, again, set(), set())
     assert list(chain(*cut)) == [*range(40), *range(39), *range(40, 80)]
-    # The last carry begins no chain of those that are computed again.
-    assert max(len(part) - (39 in part) for part in cut) == MOST_ALIKE
+    counts = [sum(len(found.units[op].inlined) + 1 for op in part) for part in cut]
+    # A part may have more than one kernel.
+    assert max(counts) <= 1.1 * MANY_EQUATIONS
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from .._planning.types import OpId, Problem, ValueId
 from .._program.shelving import small_size
 
 MOST_EQUATIONS = 100
-MOST_ALIKE = 2
+# Of one kind, in kernels of more equations than that.
+MOST_ALIKE, MANY_EQUATIONS = 2, 40
 
 
 def cut_long_kernels(
@@ -32,8 +33,8 @@ def cut_long_kernels(
 
     A kernel is taken to hold an op and what it is made of inside the part, up to small
     values and to what comes before an op that is a kernel of its own. It is too long if
-    it has more than `most` equations, or more than two ops of one kind, of several
-    equations each.
+    it has more than `most` equations, or many and more than two ops of one kind, of
+    several equations each.
 
     Args:
       problem: what is planned.
@@ -57,11 +58,11 @@ def cut_long_kernels(
         return op not in alone and any(size >= small for size in made)
 
     def is_too_long(kernel: Set[OpId]) -> bool:
+        count = sum(equations[op] for op in kernel)
         alike = Counter(kinds[op] for op in kernel if equations[op] > 1)
-        is_repeated = max(alike.values(), default=0) > MOST_ALIKE
-        return len(kernel) > 1 and (
-            is_repeated or sum(equations[op] for op in kernel) > most
-        )
+        repeats = max(alike.values(), default=0) > MOST_ALIKE
+        longest = min(most, MANY_EQUATIONS) if repeats else most
+        return len(kernel) > 1 and count > longest
 
     def sources(op: OpId) -> list[set[OpId]]:
         beside = (each for each in makers(op) if before[each] == before[op])
