@@ -98,6 +98,19 @@ def test_kernels_of_their_own_and_small_values_end_a_chain() -> None:
     assert cut_long_kernels(recurrence(16), part, set(), ten, part, 30) == [part]
 
 
+def test_what_a_kernel_of_its_own_reads_is_not_in_one_with_what_reads_that() -> None:
+    # A residual stream: 0, 2, 4 add to it what 1 and 3 make of it.
+    ops = [Op("enters", (0,), (1,), 1.0)]
+    for k in range(1, 5, 2):
+        ops.append(Op("product", (k,), (k + 1,), 1.0))
+        ops.append(Op("sum", (k, k + 1), (k + 2,), 1.0))
+    values = [Value("start", LARGE, is_argument=True)]
+    values += [Value(f"value {k}", LARGE, is_output=True) for k in range(5)]
+    stream, part, ten = Problem(tuple(ops), tuple(values)), [*range(5)], [10] * 5
+    assert cut_long_kernels(stream, part, {1, 3}, ten, part, 20) == [part]
+    assert cut_long_kernels(stream, part, set(), ten, part, 20) == [[0, 1], [2, 3], [4]]
+
+
 def test_chains_side_by_side_are_not_counted_together() -> None:
     both, ten = recurrence(LARGE), [10] * 6
     apart = [*range(3), *range(4, 6)]  # nothing inside makes what carry 4 reads
