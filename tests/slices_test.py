@@ -78,7 +78,7 @@ def test_not_on_cpu_nor_where_several_devices_hold_parts(other: dict) -> None:
 def test_they_are_the_same_numbers_and_their_places_come_from_one_barrier() -> None:
     found = profiled(lambda x: columns(x, STEPS), (8, STEPS, 4))
     planned = emit(found, [(op,) for op in range(len(found.units))])
-    x = np.arange(8 * STEPS * 4, dtype=np.float32).reshape(8, STEPS, 4)
+    x = jnp.arange(8 * STEPS * 4, dtype=jnp.float32).reshape(8, STEPS, 4)
     for got, wanted in zip(planned(x), columns(x, STEPS), strict=True):
         np.testing.assert_array_equal(got, wanted)
     text = jax.jit(planned).lower(x).as_text()

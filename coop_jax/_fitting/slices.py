@@ -3,7 +3,7 @@
 XLA:GPU compiles the place of a slice into the kernel that copies it, so the steps of an
 unrolled recurrence, each of which reads a slice of the input, are as many kernels, each
 compiled twice. They are one where the place comes from behind a barrier. A slice of
-whole rows is no kernel, as XLA reads it where it lies, and stays as it is.
+whole rows stays as it is: a product reads it where it lies.
 """
 
 import functools
@@ -42,11 +42,8 @@ def with_slices_by_index(profile: Profile) -> Profile:
         kind = program.avals[equation.variables[0]], _sizes(equation)
         alike[kind].append(k)
     places = {
-        k: [
-            placed_like(aval, jnp.int32(start))
-            for start in program.equations[k].params["start_indices"]
-        ]
-        for (aval, _), chosen in alike.items()
+        k: _place(program.equations[k], aval, sizes)
+        for (aval, sizes), chosen in alike.items()
         if len(chosen) >= _FEWEST
         for k in chosen
     }
@@ -60,10 +57,20 @@ def with_slices_by_index(profile: Profile) -> Profile:
     return replace(profile, program=laid)
 
 
+def _place(equation: Equation, aval: Any, sizes: tuple[int, ...]) -> list[jax.Array]:
+    """Where a slice starts, along the axes of which it is a part."""
+    starts = equation.params["start_indices"]
+    cut = _cut_axes(aval.shape, sizes)
+    return [placed_like(aval, jnp.int32(starts[axis])) for axis in cut]
+
+
 def _take(
     place: Sequence[jax.Array], sizes: tuple[int, ...], array: jax.Array
 ) -> list[jax.Array]:
-    return [lax.dynamic_slice(array, place, sizes, allow_negative_indices=False)]
+    starts: list[Any] = [jnp.int32(0)] * array.ndim
+    for axis, start in zip(_cut_axes(array.shape, sizes), place, strict=True):
+        starts[axis] = start
+    return [lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)]
 
 
 def _copied(profile: Profile) -> list[int]:
@@ -85,9 +92,13 @@ def _is_kernel(equation: Equation, avals: Sequence[Any]) -> bool:
         return False
     shape, sizes = avals[equation.variables[0]].shape, _sizes(equation)
     steps = equation.params["strides"] or ()
-    cut = [axis for axis, size in enumerate(sizes) if size != shape[axis]]
+    cut = _cut_axes(shape, sizes)
     is_of_rows = not cut or all(size == 1 for size in sizes[: cut[-1]])
     return equation.instead is None and not is_of_rows and set(steps) <= {1}
+
+
+def _cut_axes(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[int]:
+    return [axis for axis, size in enumerate(sizes) if size != shape[axis]]
 
 
 def _sizes(equation: Equation) -> tuple[int, ...]:
