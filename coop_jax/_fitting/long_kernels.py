@@ -4,7 +4,7 @@ What is computed again in a row, as the carries of a recurrence between two that
 kept, is one kernel if no barrier is in between. Each such kernel is compiled on its
 own, twice, and each is different where chains differ in length: half the temporaries of
 a BiLSTM of paper size, on a described H200, had seven of about 370 equations, and
-compiled in 1.9 times what the step as written takes, now in 1.4. So a chain that
+compiled in 1.9 times what the step as written takes, now in 1.2. So a chain that
 repeats itself is cut every few times, into kernels that are alike, and any other where
 it has too many equations. At a cut what waits for later readers is written either way;
 what follows reads it once more.
