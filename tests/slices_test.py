@@ -1,6 +1,7 @@
 """On GPU, slices of which there are many alike are taken by an index."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from coop_jax._fitting.slices import with_slices_by_index
 from coop_jax._program.profile import Profile, profile
 
 STEPS = 9
+KEY = jax.random.key(0)
 
 
 def profiled(step: Callable[..., object], shape: Sequence[int]) -> Profile:
@@ -65,6 +67,39 @@ def test_slices_of_an_unrolled_loop_are() -> None:
 )
 def test_others_are_not_as(step: Callable[..., object], why: str) -> None:
     assert taken_by_index(profiled(step, (8, STEPS, 4))) == 0, why
+
+
+def split(key: jax.Array, count: int) -> list[jax.Array]:
+    return list(jax.random.split(key, count))
+
+
+@pytest.mark.parametrize(("count", "taken"), [(STEPS, 1), (3, 0)])
+def test_keys_are_where_many_come_from_one(count: int, taken: int) -> None:
+    program = flat_step(
+        jax.jit(functools.partial(split, count=count)).trace(KEY), [KEY]
+    ).program
+    found = profile(program, [], 0, "gpu")
+    assert taken_by_index(found) == taken
+    planned = emit(found, [(op,) for op in range(len(found.units))])
+    wanted = [jax.random.key_data(key) for key in split(KEY, count)]
+    for got, each in zip(planned(KEY), wanted, strict=True):
+        np.testing.assert_array_equal(jax.random.key_data(got), each)
+    text = jax.jit(planned).lower(KEY).as_text()
+    assert ("stablehlo.dynamic_slice" in text) == bool(taken)
+
+
+def test_rows_of_anything_else_that_are_unstacked_are_not() -> None:
+    found = profiled(lambda x: [*jnp.unstack(x)], (STEPS, 4))
+    assert taken_by_index(found) == 0
+
+
+def test_columns_that_are_unstacked_are() -> None:
+    found = profiled(lambda x: [*jnp.unstack(x, axis=1)], (8, STEPS, 4))
+    planned = emit(found, [(op,) for op in range(len(found.units))])
+    x = jnp.arange(8 * STEPS * 4, dtype=jnp.float32).reshape(8, STEPS, 4)
+    assert "stablehlo.dynamic_slice" in jax.jit(planned).lower(x).as_text()
+    for got, wanted in zip(planned(x), columns(x, STEPS), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 def test_a_slice_that_what_reads_it_computes_itself_is_not() -> None:

@@ -10,6 +10,7 @@ from .._program.profile import Profile
 from .._program.shelving import small_size
 from .._program.units import Unit, has_call
 from .long_kernels import cut_long_kernels
+from .moments import with_moments_waiting
 from .parts import Positions, joined, parts
 from .staging import stages
 
@@ -37,6 +38,7 @@ def cut_into_parts(
     found = parts(problem, positions, alone)
     apart = profile.calls.keys() | _by_rows(profile, spreading)
     found = joined(problem, found, apart, spreading, alone, _sharing(profile))
+    found = with_moments_waiting(problem, found, spreading)
     sizes = [len(unit.inlined) + 1 for unit in profile.units]
     kinds = [_kind(profile, unit) for unit in profile.units]
     found = [

@@ -16,9 +16,9 @@ whatever reads it later. So are numbers that arrays are divided by (`_divisors`)
 literals pass the barrier too (`literals`). On GPU arrays are row-major behind a
 barrier: where it only sums them up, XLA would write them once more, turned around. What
 only products read lies there as their library takes it (`operands`). A dropout mask
-that a softmax reads passes a barrier of its own (`tiling`), and in front of one part
-XLA's clock is put forward (`watershed`). The barriers vanish before buffer assignment
-and cost nothing at run time.
+that a softmax reads passes a barrier of its own (`tiling`), as do random keys (`keys`),
+and in front of one part XLA's clock is put forward (`watershed`). The barriers vanish
+before buffer assignment and cost nothing at run time.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -36,6 +36,7 @@ from .._program.shelving import small_size
 from .._program.trace import Atom, Literal, Variable, read
 from .._program.units import Unit
 from .cutting import cut_into_parts, ops_alone, ops_spreading
+from .keys import keys_taken
 from .layouts import row_major, turned
 from .literals import Place, bind, passing
 from .operands import Order, with_operands_laid
@@ -105,7 +106,7 @@ class _Emission:
         self.shelf = Shelf(profile)
         self.updates = overwriting(profile.problem)
         self.turned = turned(self.program)
-        self.masks = written_masks(profile)
+        self.passed_on = written_masks(profile) | keys_taken(profile)
 
     def _compute_shared(self) -> dict[Variable, Any]:
         """What is made of gathered arguments, computed once, to be gathered once."""
@@ -237,7 +238,7 @@ class _Emission:
         root = self.program.equations[unit.root]
         if op in self.updates or root.primitive.name == "transpose":
             outputs = [row_major(x) for x in outputs]
-        if op in self.masks:
+        if op in self.passed_on:
             outputs = lax.optimization_barrier(outputs)
             local.update(zip(root.outputs, outputs, strict=True))
         self.env.update(zip(root.outputs, outputs, strict=True))

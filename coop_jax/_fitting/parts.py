@@ -76,7 +76,7 @@ def joined(
     most = max(live_bytes(problem, schedule), default=0)
     handing = Handing(problem, schedule, alone)
     parts = [piece for part in parts for piece in handing.set_apart(part)]
-    before = _before(problem, parts)
+    before = bytes_before(problem, parts)
     updates = overwriting(problem)
     found: list[list[OpId]] = []
     late: list[OpId] = []
@@ -151,7 +151,7 @@ def _with_sources(
     return [op for op in part if op in moved]
 
 
-def _before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
+def bytes_before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:
     """Per part, bytes of values made before it and read in it or later."""
     starts = [0, *accumulate(map(len, parts))]
     change = [0] * (starts[-1] + 2)

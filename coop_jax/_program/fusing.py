@@ -33,6 +33,9 @@ LAYOUTS = {"rev", "transpose"}
 PLACING = VIEWS | LAYOUTS | {"broadcast_in_dim", "concatenate", "pad", "slice"}
 """Equations that change where values are, and none of them."""
 
+SLICES = {"slice", "unstack"}
+"""Equations that take parts of what they read."""
+
 SEVERAL = {"ragged_dot_general"}
 """Equations that XLA is given as several operations, of which they may share some."""
 

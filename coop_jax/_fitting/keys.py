@@ -1,0 +1,34 @@
+"""Random keys passed on from behind barriers, on GPU.
+
+XLA:GPU computes small values in whatever reads them. A key is a slice of the array that
+another was split into, and in each kernel that reads one from there its place is
+compiled in: as many kernels as there are keys, which differ in nothing else.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._planning.types import OpId
+from .._program.fusing import SLICES, VIEWS
+from .._program.profile import Profile
+
+
+def keys_taken(profile: Profile) -> set[OpId]:
+    """Ops that take keys out of an array of them; none but on GPU."""
+    if profile.platform != "gpu":
+        return set()
+    equations, avals = profile.program.equations, profile.program.avals
+    return {
+        op
+        for op, unit in enumerate(profile.units)
+        if are_keys(avals[equations[unit.root].outputs[0]])
+        and {equations[k].primitive.name for k in (*unit.inlined, unit.root)}
+        <= VIEWS | SLICES
+    }
+
+
+def are_keys(aval: Any) -> bool:
+    """Whether values of this type are random keys."""
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
