@@ -66,6 +66,7 @@ def test_by_eye() -> None:
     has_durations=st.booleans(),
     noise=st.sampled_from((0.0, 0.3)),
     is_quick=st.booleans(),
+    moves=st.sampled_from((-1, 0, 10, 4000)),
 )
 def test_every_step_is_the_same(
     is_packed: bool,
@@ -76,6 +77,7 @@ def test_every_step_is_the_same(
     has_durations: bool,
     noise: float,
     is_quick: bool,
+    moves: int,
 ) -> None:
     problem = random_problem(seed, length, alignment)
     flags = {"has_watershed": has_watershed, "has_durations": has_durations}
@@ -96,6 +98,7 @@ def test_every_step_is_the_same(
             assert start == python.refine(reached, EFFORT)
             assert native.moves_left == python.moves_left
         if reached.fits:
+            native.moves_left = python.moves_left = moves
             assert native.tightened(reached) == python.tightened(reached)
 
 

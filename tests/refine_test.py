@@ -60,5 +60,27 @@ def test_it_fits_and_costs_no_more_and_often_less() -> None:
     assert less > len(plans) // 8
 
 
+def test_it_packs_only_as_often_as_moves_are_left() -> None:
+    packs = 0
+
+    class Counts(Packs):
+        def _size(self) -> int:
+            nonlocal packs
+            packs += 1
+            return super()._size()
+
+    problem = layers(4)
+    start = [[k] for k in range(len(problem.ops))]
+    for op, reader in ((0, 12), (2, 11), (4, 10)):
+        start[op].append(reader)
+    search = Counts(Retention(problem), 42, Effort())
+    search.needed = 0
+    given = search.at(tuple(map(tuple, start)))
+    for moves, most in ((0, 0), (1, 1), (2, 2)):
+        packs, search.moves_left = 0, moves
+        search.tightened(given)
+        assert packs == most
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

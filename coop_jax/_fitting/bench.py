@@ -19,6 +19,10 @@ from .describe import list_actions, list_arguments
 from .emit import emit
 from .progress import stage
 
+# XLA:CPU compiles an operation in a quarter of the time, and planning takes less than
+# compiling.
+_MANY_OPS_ON_CPU = 1000
+
 
 class Bench:
     """All that is known of one step with one set of shapes."""
@@ -145,6 +149,8 @@ class Bench:
         if starts is None:
             starts = nearest(self.candidates, self.profile, room)
         ways_down = self._sought[-1].ways_down
+        if self.profile.platform == "cpu":
+            effort = dataclasses.replace(effort, many_ops=_MANY_OPS_ON_CPU)
         planned = self._timed(
             lambda: self.planner.plan(self.problem, pool, effort, starts, ways_down)
         )

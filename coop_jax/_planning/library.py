@@ -14,7 +14,7 @@ from typing import Any
 logger = logging.getLogger("coop_jax")
 
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-_INTERFACE = 6
+_INTERFACE = 7
 LIBRARY = Path(__file__).parent.parent / f"libcoop_jax_planner{_SUFFIX}"
 
 

@@ -24,12 +24,14 @@ class Effort:
         does the last refinement.
       moves: steps tried at most from a seed, refinement but the last included, or one
         for each op where there are more of them; bounds the time.
+      many_ops: problems of more ops get a shorter last refinement, in proportion.
       time_limit: seconds after which refinement, and the search for other schedules
         that fit, stop wherever they are.
     """
 
     rounds: int = 20
     moves: int = 12_000
+    many_ops: int = 4000
     time_limit: float = 20.0
 
 

@@ -66,10 +66,8 @@ _BEHIND = 1.1
 # So much larger than the smallest, a cheaper plan is worth starting from.
 _NEARBY = 1.1
 # The last refinement: of how many schedules, rounds and moves over the usual, and how
-# many are tightened then; in programs of more ops than so many fewer rounds, to take no
-# longer than to get there.
+# many are tightened then.
 _FINALISTS, _THOROUGH, _LAST_MOVES, _TIGHTENED = 4, 16, 4, 2
-_MANY_OPS = 4000
 
 type WaysDown = dict[int, WayDown]
 """By the seed of their noise; without any, 0."""
@@ -139,21 +137,22 @@ def _refined(
     if _is_long(lead.problem):
         lead.moves_left = lead.moves // 4
         return [lead.refine(best, effort)]
-    ops = max(len(lead.problem.ops), _MANY_OPS)
-    thorough = dataclasses.replace(
-        effort, rounds=_THOROUGH * effort.rounds * _MANY_OPS // ops
-    )
+    many = effort.many_ops
+    ops = max(len(lead.problem.ops), many)
+    rounds = _THOROUGH * effort.rounds * many // ops
+    thorough = dataclasses.replace(effort, rounds=rounds)
 
     def refine(start: Planned, search: AnySearch) -> Planned:
         search.begin(lead.pool)
         if not start.fits:
             # Else how much may be alive would be what an earlier way left it at.
             start = search.reach(start.positions)
-        search.moves_left = _LAST_MOVES * search.moves
+        search.moves_left = _LAST_MOVES * search.moves * many // ops
         return search.refine(start, thorough)
 
     def tighten(found: Planned, search: AnySearch) -> Planned:
         search.begin(lead.pool)
+        search.moves_left = search.moves * many // ops
         return search.tightened(found)
 
     fitting = sorted((one for one in reached if one.fits), key=lambda one: one.cost)

@@ -23,8 +23,10 @@ _NOISE = 0.3
 _WORTH_FOLLOWING = 1.003
 _PATIENCE = 8
 _SMALL = 1000
-_MOST_PACKINGS, _MOST_PACKED = 100, 200_000
-"""Packings of one schedule that is tightened, and ops in all of them together."""
+_MOST_PACKINGS = 100
+"""Packings of one schedule that is tightened."""
+_PACKED, _MOVES = 50, 3
+"""To pack so many ops takes as long as so many moves."""
 _REACHES = (0, 4, 16, 64)
 
 
@@ -69,11 +71,12 @@ class LocalSearch(Search):
         """A schedule that fits, with less recomputed, if packing allows that.
 
         Takes back many rematerializations at once or, if that does not pack, fewer.
+        Packs as often as takes no longer than the moves that are left.
         """
         self.room = self.pool
         self.state.restore(best.positions)
         batches = _halves(self._dearest_first())  # all together do not pack
-        most = _MOST_PACKED // max(len(self.problem.ops), 1)
+        most = _PACKED * self.moves_left // (_MOVES * max(len(self.problem.ops), 1))
         for _ in range(min(_MOST_PACKINGS, most)):
             if not batches:
                 break

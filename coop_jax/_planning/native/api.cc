@@ -141,7 +141,7 @@ class Session {
 }  // namespace
 
 // To be raised with every change to what Python passes, and in library.py.
-COOP_EXPORT int64_t coop_jax_planner_interface() { return 6; }
+COOP_EXPORT int64_t coop_jax_planner_interface() { return 7; }
 
 COOP_EXPORT void* coop_jax_search_open(const ProblemArrays* arrays, int32_t is_packed) {
   return std::make_unique<Session>(ReadProblem(*arrays), is_packed).release();

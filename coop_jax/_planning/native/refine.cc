@@ -15,8 +15,10 @@ constexpr double kNoise = 0.3;
 constexpr double kWorthFollowing = 1.003;
 constexpr int64_t kPatience = 8;
 constexpr int kReaches[] = {0, 4, 16, 64};
-// Packings of one schedule that is tightened, and ops in all of them together.
-constexpr size_t kMostPackings = 100, kMostPacked = 200'000;
+// Packings of one schedule that is tightened.
+constexpr int64_t kMostPackings = 100;
+// To pack so many ops takes as long as so many moves.
+constexpr int64_t kPacked = 50, kMoves = 3;
 
 // The second and the first half; none of one step.
 void AddHalves(const std::vector<Step>& steps, std::vector<std::vector<Step>>* batches) {
@@ -74,9 +76,9 @@ Planned Search::Tightened(Planned best) {
   state_.Restore(best.positions);
   std::vector<std::vector<Step>> batches;
   AddHalves(DearestFirst(), &batches);  // all together do not pack
-  const size_t most = kMostPacked / std::max<size_t>(problem_.ops.size(), 1);
-  const size_t turns = std::min(kMostPackings, most);
-  for (size_t turn = 0; turn < turns && !batches.empty(); ++turn) {
+  const int64_t ops = std::max<int64_t>(static_cast<int64_t>(problem_.ops.size()), 1);
+  const int64_t turns = std::min(kMostPackings, kPacked * moves_left_ / (kMoves * ops));
+  for (int64_t turn = 0; turn < turns && !batches.empty(); ++turn) {
     const std::vector<Step> batch = std::move(batches.back());
     batches.pop_back();
     bool is_less = false;
