@@ -52,6 +52,17 @@ def test_parts_of_other_arrays_are_not() -> None:
     assert names(found) == []
 
 
+def test_what_has_no_results_is_not() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda seen: None, x)
+        return 2 * x
+
+    found = profiled(step, [jnp.ones((3, 8))])
+    equations = found.program.equations
+    assert not all(equations[unit.root].outputs for unit in found.units)
+    assert names(found) == []
+
+
 def test_what_draws_reads_them_from_behind_a_barrier_of_their_own() -> None:
     found = profiled(drawn, [jax.random.key(0)])
     planned = emit(found, [(op,) for op in range(len(found.units))])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from .._planning.types import OpId
 from .._program.fusing import SLICES, VIEWS
 from .._program.profile import Profile
+from .._program.units import Unit
 
 
 def keys_taken(profile: Profile) -> set[OpId]:
@@ -20,13 +21,14 @@ def keys_taken(profile: Profile) -> set[OpId]:
     if profile.platform != "gpu":
         return set()
     equations, avals = profile.program.equations, profile.program.avals
-    return {
-        op
-        for op, unit in enumerate(profile.units)
-        if are_keys(avals[equations[unit.root].outputs[0]])
-        and {equations[k].primitive.name for k in (*unit.inlined, unit.root)}
-        <= VIEWS | SLICES
-    }
+
+    def takes_keys(unit: Unit) -> bool:
+        computed = [equations[k] for k in (*unit.inlined, unit.root)]
+        made = computed[-1].outputs
+        only_takes = {each.primitive.name for each in computed} <= VIEWS | SLICES
+        return only_takes and bool(made) and are_keys(avals[made[0]])
+
+    return {op for op, unit in enumerate(profile.units) if takes_keys(unit)}
 
 
 def are_keys(aval: Any) -> bool:
