@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,6 @@ from coop_jax._planning.types import Op, OpId, Problem, Value
 from coop_jax._planning.validate import live_bytes, validate
 
 WEIGHT, MOMENT, GRADIENT, MOMENT_AFTER, PASSED, WEIGHT_AFTER, BALLAST, SUM = range(8)
-LAST = 4
 
 
 def one_weight(ballast: int = 12) -> Problem:
@@ -99,8 +99,8 @@ def random_optimizer(rng: random.Random) -> tuple[Problem, list[list[OpId]]]:
     ops: list[Op] = []
     values: list[Value] = []
 
-    def value(size: int, **kind: object) -> int:
-        values.append(Value(f"value {len(values)}", size, **kind))  # type: ignore[arg-type]
+    def value(size: int, **kind: Any) -> int:
+        values.append(Value(f"value {len(values)}", size, **kind))
         return len(values) - 1
 
     def op(name: str, inputs: set[int], output: int, workspace: int = 0) -> OpId:
@@ -180,7 +180,7 @@ def test_random_ones_stay_valid_and_within_the_peak(seed: int) -> None:
 def test_of_random_ones_some_wait_and_some_do_not() -> None:
     problems = (random_optimizer(random.Random(seed)) for seed in range(200))
     waits = [with_moments_waiting(*each, frozenset()) != each[1] for each in problems]
-    assert LAST < sum(waits) < len(waits) - LAST
+    assert 10 < sum(waits) < len(waits) - 10
 
 
 if __name__ == "__main__":

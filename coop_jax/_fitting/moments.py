@@ -13,7 +13,7 @@ from itertools import chain
 
 from .._planning.types import OpId, Problem, ValueId
 from .._planning.validate import live_bytes
-from .parts import bytes_before, overwriting
+from .parts import bytes_before, bytes_made, overwriting
 
 
 def with_moments_waiting(
@@ -31,7 +31,7 @@ def with_moments_waiting(
     """
     waiting = _Waiting(problem, parts, _spare(problem, parts, spreading))
     # The last first: what a moment is made of may be an update too.
-    for update in sorted(overwriting(problem), reverse=True):
+    for update in sorted(waiting.updates, reverse=True):
         if moments := waiting.moments(update):
             waiting.move(moments, update)
     return [part for part in waiting.parts if part]
@@ -53,10 +53,10 @@ class _Waiting:
         spare: Iterable[int],
     ) -> None:
         self.parts = [list(part) for part in parts]
+        self.updates = overwriting(problem)
         self._problem = problem
         self._spare = list(spare)
         self._place = {op: i for i, part in enumerate(parts) for op in part}
-        self._updates = overwriting(problem)
         self._readers: dict[ValueId, set[OpId]] = defaultdict(set)
         for op in range(len(problem.ops)):
             for v in problem.ops[op].inputs:
@@ -69,7 +69,7 @@ class _Waiting:
     def moments(self, update: OpId) -> list[OpId]:
         """Updates of earlier parts that nothing else reads than this one."""
         read = self._problem.ops[update].inputs
-        makers = {self._problem.producer[v] for v in read} & self._updates
+        makers = {self._problem.producer[v] for v in read} & self.updates
         return [
             op
             for op in sorted(makers)
@@ -122,8 +122,5 @@ def _spare(
     """Per part, what is left of the peak with all that it makes alive at once."""
     most = max(live_bytes(problem, tuple(chain(*parts))), default=0)
     for part, before in zip(parts, bytes_before(problem, parts), strict=True):
-        specs = [problem.ops[op] for op in part]
-        made = sum(problem.values[v].size for spec in specs for v in spec.outputs)
-        made += sum(problem.ops[op].workspace for op in part if op in spreading)
-        workspace = max(spec.workspace for spec in specs)
-        yield most - before - made - workspace
+        workspace = max(problem.ops[op].workspace for op in part)
+        yield most - before - bytes_made(problem, part, spreading) - workspace

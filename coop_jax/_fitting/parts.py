@@ -86,10 +86,7 @@ def joined(
         can_join = apart.isdisjoint(part)
         keeps = any(handing.is_broken_by(op, inside) for op in part)
         shares = {each for op in part for each in sharing.get(op, ())}
-        made = sum(
-            problem.values[v].size for op in part for v in problem.ops[op].outputs
-        )
-        made += sum(problem.ops[op].workspace for op in part if op in spreading)
+        made = bytes_made(problem, part, spreading)
         needed = max(problem.ops[op].workspace for op in part)
         fits = held + made + max(workspace, needed) <= most
         waits = _waiting(problem, updates, part, late, found[-1]) if is_open else None
@@ -149,6 +146,13 @@ def _with_sources(
         if op in updates and reading and reading <= moved:
             moved.add(op)
     return [op for op in part if op in moved]
+
+
+def bytes_made(problem: Problem, part: Sequence[OpId], spreading: Set[OpId]) -> int:
+    """Bytes of all that a part makes, and of what XLA may write before that."""
+    written = (v for op in part for v in problem.ops[op].outputs)
+    early = sum(problem.ops[op].workspace for op in part if op in spreading)
+    return early + sum(problem.values[v].size for v in written)
 
 
 def bytes_before(problem: Problem, parts: Sequence[Sequence[OpId]]) -> list[int]:

@@ -47,7 +47,7 @@ def with_slices_by_index(profile: Profile) -> Profile:
         k: _places(program.equations[k], aval, sizes)
         for (aval, sizes), chosen in alike.items()
         if len(chosen) >= _FEWEST
-        for k in chosen
+        for k in dict.fromkeys(chosen)
     }
     if not places:
         return profile

@@ -26,7 +26,7 @@ _SMALL = 1000
 _MOST_PACKINGS = 100
 """Packings of one schedule that is tightened."""
 _PACKED, _MOVES = 50, 3
-"""To pack so many ops takes as long as so many moves."""
+"""So many ops are packed for so many moves."""
 _REACHES = (0, 4, 16, 64)
 
 
@@ -71,7 +71,7 @@ class LocalSearch(Search):
         """A schedule that fits, with less recomputed, if packing allows that.
 
         Takes back many rematerializations at once or, if that does not pack, fewer.
-        Packs as often as takes no longer than the moves that are left.
+        The fewer moves are left, the less often it packs.
         """
         self.room = self.pool
         self.state.restore(best.positions)

@@ -17,7 +17,7 @@ constexpr int64_t kPatience = 8;
 constexpr int kReaches[] = {0, 4, 16, 64};
 // Packings of one schedule that is tightened.
 constexpr int64_t kMostPackings = 100;
-// To pack so many ops takes as long as so many moves.
+// So many ops are packed for so many moves.
 constexpr int64_t kPacked = 50, kMoves = 3;
 
 // The second and the first half; none of one step.
