@@ -5,25 +5,17 @@ form a group. A group is cut after each op that XLA computes on its own, as noth
 orders what is in one part but data, and on CPU after each op that several others read,
 which XLA would compute in each of them, of operands that stay alive. An update of
 donated arguments stays with what runs before it, for XLA to fuse: a gradient need not
-be written in its final layout.
-
-On GPU, parts are joined again as far as the order inside does not matter (`joined`):
-there XLA makes several results in one kernel, and puts what follows a matrix product
-into it, where no barrier is in between.
+be written in its final layout. On GPU parts are joined again (`joining`).
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from itertools import accumulate, chain
 
-from .._planning.types import OpId, Problem, ValueId
-from .._planning.validate import live_bytes, live_ranges
-from .handing import Handing
+from .._planning.types import OpId, Problem
+from .._planning.validate import live_ranges
 
 type Positions = Sequence[Sequence[int]]
 """Per op, the positions it runs at (`_planning.planner.Planned.positions`)."""
-
-_NO_SHARES: Mapping[OpId, Set[Hashable]] = {}
 
 
 def parts(problem: Problem, positions: Positions, ends: Set[OpId]) -> list[list[OpId]]:
@@ -38,7 +30,7 @@ def parts(problem: Problem, positions: Positions, ends: Set[OpId]) -> list[list[
     found: list[list[OpId]] = []
     for group in groups(positions):
         is_open = bool(found) and all(
-            op in updates and not _is_read_aside(problem, op, found[-1]) for op in group
+            op in updates and not is_read_aside(problem, op, found[-1]) for op in group
         )
         for op in group:
             if not is_open:
@@ -46,106 +38,6 @@ def parts(problem: Problem, positions: Positions, ends: Set[OpId]) -> list[list[
             found[-1].append(op)
             is_open = op not in ends
     return found
-
-
-def joined(
-    problem: Problem,
-    parts: Sequence[Sequence[OpId]],
-    apart: Set[OpId] = frozenset(),
-    spreading: Set[OpId] = frozenset(),
-    alone: Set[OpId] = frozenset(),
-    sharing: Mapping[OpId, Set[Hashable]] = _NO_SHARES,
-) -> list[list[OpId]]:
-    """Parts put together while they fit the plan's own peak in whatever order they run.
-
-    What a joined part makes is all taken to be alive at once, with all that was alive
-    before it. What runs twice does so in two parts: XLA would merge it with itself. So
-    do products that it would make one of. An update of what a part reads for something
-    else is a part after it. What has to be a kernel of its own (`handing`) is a part
-    without what it would be one with.
-
-    Args:
-      problem: what is planned.
-      parts: in the order they run.
-      apart: ops that stay in the parts they are in.
-      spreading: ops whose workspace XLA may write before all else of a part.
-      alone: ops that XLA fuses with no other.
-      sharing: per product, what another has to share with it for XLA to merge the two.
-    """
-    schedule = tuple(chain(*parts))
-    most = max(live_bytes(problem, schedule), default=0)
-    handing = Handing(problem, schedule, alone)
-    parts = [piece for part in parts for piece in handing.set_apart(part)]
-    before = bytes_before(problem, parts)
-    updates = overwriting(problem)
-    found: list[list[OpId]] = []
-    late: list[OpId] = []
-    inside, held, workspace, is_open = set[OpId](), 0, 0, False
-    shared = set[Hashable]()
-    for part, alive in zip(parts, before, strict=True):
-        can_join = apart.isdisjoint(part)
-        keeps = any(handing.is_broken_by(op, inside) for op in part)
-        shares = {each for op in part for each in sharing.get(op, ())}
-        made = bytes_made(problem, part, spreading)
-        needed = max(problem.ops[op].workspace for op in part)
-        fits = held + made + max(workspace, needed) <= most
-        waits = _waiting(problem, updates, part, late, found[-1]) if is_open else None
-        is_new = inside.isdisjoint(part) and not keeps and shared.isdisjoint(shares)
-        if waits is not None and can_join and fits and is_new:
-            found[-1] += part
-            waits = _with_sources(problem, updates, waits, found[-1])
-            found[-1] = [op for op in found[-1] if op not in waits]
-            late += waits
-        else:
-            found += [late, list(part)] if late else [list(part)]
-            inside, held, workspace, late = set(), alive, 0, []
-            shared = set()
-        inside |= set(part)
-        shared |= shares
-        held, workspace, is_open = held + made, max(workspace, needed), can_join
-    return [*found, late] if late else found
-
-
-def _waiting(
-    problem: Problem,
-    updates: Set[OpId],
-    part: Sequence[OpId],
-    late: Sequence[OpId],
-    before: Sequence[OpId],
-) -> list[OpId] | None:
-    """The updates of a part that have to wait for the part after that it joins.
-
-    They overwrite what `before` reads for something else, or read what waits. None if
-    something else reads that.
-    """
-    found: list[OpId] = []
-    made = {v for op in late for v in problem.ops[op].outputs}
-    for op in part:
-        reads = not made.isdisjoint(problem.ops[op].inputs)
-        if op in updates and (reads or _is_read_aside(problem, op, before)):
-            found.append(op)
-            made.update(problem.ops[op].outputs)
-        elif reads:
-            return None
-    return found
-
-
-def _with_sources(
-    problem: Problem, updates: Set[OpId], waits: Sequence[OpId], part: Sequence[OpId]
-) -> list[OpId]:
-    """Updates with those that they alone read: XLA makes one kernel of them."""
-    if not waits:
-        return []
-    moved = set(waits)
-    readers: dict[ValueId, set[OpId]] = defaultdict(set)
-    for op in part:
-        for v in problem.ops[op].inputs:
-            readers[v].add(op)
-    for op in reversed(part):
-        reading = {k for v in problem.ops[op].outputs for k in readers[v]}
-        if op in updates and reading and reading <= moved:
-            moved.add(op)
-    return [op for op in part if op in moved]
 
 
 def bytes_made(problem: Problem, part: Sequence[OpId], spreading: Set[OpId]) -> int:
@@ -186,7 +78,7 @@ def overwriting(problem: Problem) -> set[OpId]:
     }
 
 
-def _is_read_aside(problem: Problem, update: OpId, part: Sequence[OpId]) -> bool:
+def is_read_aside(problem: Problem, update: OpId, part: Sequence[OpId]) -> bool:
     """Whether the part reads what the update overwrites, and not just for the update.
 
     XLA would not know that the reader comes first, and copy the argument.
