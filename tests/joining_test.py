@@ -129,6 +129,17 @@ def test_not_if_that_is_much_earlier() -> None:
     assert firsts(problem, kinds) == firsts(problem) == [10, 19, 28, 29]
 
 
+def test_the_first_choice_is_in_front_of_a_kernel_of_its_own() -> None:
+    problem, kinds = layers(6, room=7), list(range(5)) * 6
+    cut = [[op] for op in problem.program_order]
+    second = set(range(1, 30, 5))
+    found = joined(problem, cut, alone=second, kinds=kinds)
+    assert [part[0] for part in found[1:]] == [6, 11, 16, 21, 26, 29]
+    # Where none is among the last three places, alike ones count.
+    found = joined(problem, cut, alone={2, 14, 22}, kinds=kinds)
+    assert [part[0] for part in found[1:]] == [8, 14, 19, 24, 29]
+
+
 def test_a_cut_is_made_earlier_only_for_want_of_room() -> None:
     problem, kinds = layers(6, room=100), list(range(5)) * 6
     cut = [[op] for op in problem.program_order]

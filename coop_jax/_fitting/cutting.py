@@ -1,7 +1,7 @@
 """Where a plan is cut into parts, by what XLA of the platform makes one kernel of."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Set
 
 from .._planning.types import OpId, Problem
 from .._program.cost import RANDOM
@@ -40,8 +40,8 @@ def cut_into_parts(
     kinds = [_kind(profile, unit) for unit in profile.units]
     found = with_large_of_small_late(problem, parts(problem, positions, alone))
     apart = profile.calls.keys() | _by_rows(profile, spreading)
-    sharing, places = _sharing(profile), _kinds_in_place(profile, kinds)
-    found = joined(problem, found, apart, spreading, alone, sharing, places)
+    sharing = _sharing(profile)
+    found = joined(problem, found, apart, spreading, alone, sharing, kinds)
     found = with_moments_waiting(problem, found, spreading)
     sizes = [len(unit.inlined) + 1 for unit in profile.units]
     found = [
@@ -73,19 +73,6 @@ def _kind(profile: Profile, unit: Unit) -> Hashable:
     made = [profile.program.avals[v] for v in equations[-1].outputs]
     names = tuple(equation.primitive.name for equation in equations)
     return names, tuple((aval.shape, aval.dtype) for aval in made)
-
-
-def _kinds_in_place(profile: Profile, kinds: Sequence[Hashable]) -> list[Hashable]:
-    """What each unit computes, and of what, two steps back."""
-    producer, found = profile.problem.producer, list[Hashable](kinds)
-    for _ in range(2):
-        read = [[producer[v] for v in op.inputs] for op in profile.problem.ops]
-        made_of = [Counter(found[k] if k >= 0 else None for k in each) for each in read]
-        found = [
-            (kind, frozenset(each.items()))
-            for kind, each in zip(found, made_of, strict=True)
-        ]
-    return found
 
 
 def _ops_beginning(profile: Profile, alone: Set[OpId]) -> set[OpId]:

@@ -2,9 +2,11 @@
 
 XLA:GPU makes several results in one kernel, and puts what follows a matrix product into
 it, where no barrier is in between. So parts are joined while there is room for all that
-they make, in whatever order they run. Where the room ends is another place in each of
-many layers alike: cut there, XLA compiles other kernels for each. So a cut for want of
-room is made a little earlier if what comes next there is what came next at another cut.
+they make, in whatever order they run. Where the room ends is anywhere in a layer, and
+in each of many layers alike at another place. So the cut is made a little earlier if
+what comes next there is a kernel of its own anyway, and reads what is written anyway;
+of several such places, where what comes next is like what did at other cuts. For layers
+cut at other places XLA would compile other kernels.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +22,7 @@ from .handing import Handing
 from .parts import bytes_before, bytes_made, is_read_aside, overwriting
 
 LEAST_JOINED = 0.7
-"""Of the parts that fit into one, the share that a cut earlier leaves together."""
+"""Of the parts that fit into one, the share that an earlier cut leaves together."""
 
 _NO_SHARES: Mapping[OpId, Set[Hashable]] = {}
 
@@ -49,7 +51,7 @@ def joined(
       spreading: ops whose workspace XLA may write before all else of a part.
       alone: ops that XLA fuses with no other.
       sharing: per product, what another has to share with it for XLA to merge the two.
-      kinds: what each op computes, and of what; by default no two are alike.
+      kinds: what each op computes; by default no two are alike.
     """
     schedule = tuple(chain(*parts))
     handing = Handing(problem, schedule, alone)
@@ -67,6 +69,9 @@ def joined(
             part.join(parts[end])
         return part, stop
 
+    def worth_cutting(place: int) -> tuple[bool, int, int]:
+        return parts[place][0] in alone, cuts[places[place]], place
+
     found: list[list[OpId]] = []
     cuts = Counter[Hashable]()
     start = 0
@@ -74,7 +79,7 @@ def joined(
         part, stop = grown(start, len(parts))
         if stop < len(parts) and part.can_join(parts[stop]):
             least = start + ceil(LEAST_JOINED * (stop - start))
-            part, stop = grown(start, _cut(places, cuts, least, stop))
+            part, stop = grown(start, max(range(least, stop + 1), key=worth_cutting))
         found += part.pieces
         cuts.update(places[stop : stop + 1])
         start = stop
@@ -84,20 +89,16 @@ def joined(
 def _places(
     parts: Sequence[Sequence[OpId]], kinds: Sequence[Hashable]
 ) -> list[Hashable]:
-    """What a cut in front of each part is like: by the kind of the op that follows."""
+    """What comes next at a cut in front of each part: an op, for the first time or not.
+
+    Ops of one kind are alike.
+    """
     found: list[Hashable] = []
     done = set[OpId]()
     for part in parts:
         found.append((kinds[part[0]], part[0] in done))
         done.update(part)
     return found
-
-
-def _cut(
-    places: Sequence[Hashable], cuts: Counter[Hashable], least: int, most: int
-) -> int:
-    """The cut, of these, that is like most cuts before it; the last of several."""
-    return max(range(least, most + 1), key=lambda k: (cuts[places[k]], k))
 
 
 @dataclass(frozen=True)
