@@ -166,13 +166,13 @@ class _Part:
 
     def join(self, part: Sequence[OpId]) -> None:
         """Takes the part in; it can join."""
-        waits = self._waiting(part) or []
+        waits = self._waiting(part)
         self._add(part)
-        waits = _with_sources(
-            self._rules.problem, self._rules.updates, waits, self._ops
-        )
-        self._ops = [op for op in self._ops if op not in waits]
-        self._late += waits
+        if waits:
+            rules = self._rules
+            late = _with_sources(rules.problem, rules.updates, waits, self._ops)
+            self._ops = [op for op in self._ops if op not in late]
+            self._late += late
 
     def _add(self, part: Sequence[OpId]) -> None:
         self._held += self._made(part)
@@ -213,8 +213,6 @@ def _with_sources(
     problem: Problem, updates: Set[OpId], waits: Sequence[OpId], part: Sequence[OpId]
 ) -> list[OpId]:
     """Updates with those that they alone read: XLA makes one kernel of them."""
-    if not waits:
-        return []
     moved = set(waits)
     readers: dict[ValueId, set[OpId]] = defaultdict(set)
     for op in part:
