@@ -140,6 +140,15 @@ def test_the_first_choice_is_in_front_of_a_kernel_of_its_own() -> None:
     assert [part[0] for part in found[1:]] == [8, 14, 19, 24, 29]
 
 
+def test_what_runs_again_is_not_like_what_runs_first() -> None:
+    problem, kinds = layers(3, room=7), list(range(15))
+    cut = [[op] for op in (*range(13), 3, 13, 14)]
+    filled = joined(problem, cut)
+    # The first cut is in front of op 8. Op 3 runs again among the next places.
+    kinds[8] = kinds[3]
+    assert joined(problem, cut, kinds=kinds) == filled
+
+
 def test_a_cut_is_made_earlier_only_for_want_of_room() -> None:
     problem, kinds = layers(6, room=100), list(range(5)) * 6
     cut = [[op] for op in problem.program_order]

@@ -78,20 +78,33 @@ def test_it_stays_where_what_it_reads_is_overwritten() -> None:
     assert with_large_of_small_late(problem, PARTS) == PARTS
 
 
+def uneven(seed: int) -> Problem:
+    """A random problem with large values and small ones."""
+    rng, problem = random.Random(seed), random_problem(seed, length=30)
+    factors = [rng.choice((1, 1 << 16)) for _ in problem.values]
+    sized = zip(problem.values, factors, strict=True)
+    values = tuple(replace(value, size=value.size * by) for value, by in sized)
+    return replace(problem, values=values)
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_it_takes_no_more_but_for_keys(seed: int) -> None:
-    rng, problem = random.Random(seed), random_problem(seed, length=30)
-    small = [replace(value, size=value.size * rng.choice((1, 1 << 16)))
-             for value in problem.values]  # fmt: skip
-    problem = replace(problem, values=tuple(small))
-    parts = [[op] for op in problem.program_order]
-    found = with_large_of_small_late(problem, parts)
+    problem = uneven(seed)
+    found = with_large_of_small_late(problem, [[op] for op in problem.program_order])
     schedule = tuple(chain(*found))
     assert reads_what_is_made(problem, list(schedule))
-    before, after = (live_bytes(problem, s) for s in (tuple(chain(*parts)), schedule))
+    before, after = (live_bytes(problem, s) for s in (problem.program_order, schedule))
     least = small_size(problem)
     keys = sum(value.size for value in problem.values if value.size < least)
     assert max(after) <= max(before) + keys
+
+
+def test_of_random_ones_some_move() -> None:
+    parts = [[op] for op in range(30)]
+    moved = [
+        with_large_of_small_late(uneven(seed), parts) != parts for seed in range(100)
+    ]
+    assert 10 < sum(moved) < 90
 
 
 if __name__ == "__main__":
