@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .frontier_rows import (
     CHECKPOINT,
+    CONFIDENCE,
     COOP,
     FLAT,
     HALF_TEMP,
@@ -60,6 +61,12 @@ def flops_ratio(row: Row, base: Row) -> float | None:
 def time_ratio(row: Row, base: Row) -> float | None:
     """Median of the ratios of step times within a round."""
     return row.time_over(base)
+
+
+def least_time_ratio(row: Row, base: Row) -> float | None:
+    """Lower end of the interval that the rounds leave for `time_ratio`."""
+    interval = row.time_interval(base)
+    return interval and interval[0]
 
 
 def roofline_ratio(row: Row, base: Row) -> float | None:
@@ -185,6 +192,17 @@ def _time_at_policies(ratio: Ratio) -> Callable[[Sequence[Row]], Verdict]:
     return check
 
 
+def _time_beyond_chance(rows: Sequence[Row]) -> Verdict:
+    """Whether a time over the policy's is one by more than the rounds tell apart."""
+    found = _at_policies(rows, least_time_ratio)
+    least = [(value, name) for value, name in found if math.isfinite(value)]
+    if not least:
+        return None, "not measured"
+    over = [(value, name) for value, name in least if value > _MOST_AT_POLICY]
+    names = ", ".join(f"{name} by at least {value - 1:.1%}" for value, name in over)
+    return not over, f"{names or 'none'} of {len(least)}"
+
+
 def _overhead(budget: str, ratio: Ratio) -> Callable[[Sequence[Row]], Verdict]:
     def check(rows: Sequence[Row]) -> Verdict:
         found = []
@@ -284,6 +302,7 @@ _CHECKS: Iterable[tuple[str, Callable[[Sequence[Row]], Verdict]]] = (
         )
         for what, ratio in (("time", time_ratio), ("roofline", roofline_ratio))
     ),
+    (f"times over a policy's, with {CONFIDENCE:.0%} confidence", _time_beyond_chance),
     (f"floor / temp of nothing_saveable <= {_MOST_FLOOR}", _floor),
     *(
         (f"{what} at {budget} <= {most}", _overhead(budget, ratio))

@@ -17,8 +17,16 @@ from coop_jax._measure import memory_use
 from coop_jax._planning.planner import Effort, plan
 from coop_jax._planning.validate import peak_bytes
 from coop_jax._program.hlo import OwnedBuffer, owned_buffers
-from coop_jax._program.profile import profile
+from coop_jax._program.profile import Profile, profile
 from coop_jax._program.scopes import scope
+
+
+def with_room(found: Profile) -> Profile:
+    """There is room for all of the program at once: its last op needs a workspace."""
+    *ops, last = found.problem.ops
+    last = dataclasses.replace(last, workspace=1 << 24)
+    problem = dataclasses.replace(found.problem, ops=(*ops, last))
+    return dataclasses.replace(found, problem=problem)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +50,29 @@ def test_on_gpu_a_barrier_is_between_products_that_xla_would_merge(
     flat = flat_step(jax.jit(step).trace(*args), args)
     found = profile(flat.program, [], 0, "gpu")
     home = [(op,) for op in found.problem.program_order]
-    # So that there is room for all of it at once.
-    last = dataclasses.replace(found.problem.ops[-1], workspace=1 << 20)
-    problem = dataclasses.replace(found.problem, ops=(*found.problem.ops[:-1], last))
-    found = dataclasses.replace(found, problem=problem)
+    found = with_room(found)
     cut = cut_into_parts(found, home, ops_alone(found), set())
-    products = [
-        sum(problem.ops[op].name == "dot_general" for op in part) for part in cut
-    ]
+    ops = found.problem.ops
+    products = [sum(ops[op].name == "dot_general" for op in part) for part in cut]
     assert sum(products) == 2
     assert sum(1 for product in products if product) == count
+
+
+def test_no_stage_begins_with_words_that_xla_draws_in_what_reads_them() -> None:
+    def step(x: jax.Array, w: jax.Array, v: jax.Array, key: jax.Array):
+        y, word = x @ w, jax.random.bits(key, x.shape, jnp.uint8)
+        return jnp.where(word > 9, y, 0) @ v, jnp.where(word > 99, v, 0).sum()
+
+    square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    args = [square, square, square, jax.eval_shape(lambda: jax.random.key(0))]
+    flat = flat_step(jax.jit(step).trace(*args), args)
+    found = with_room(profile(flat.program, [], 0, "gpu"))
+    names = [op.name for op in found.problem.ops]
+    assert names == ["dot_general", "random_bits", "dot_general", "reduce_sum"]
+    home, alone = [(op,) for op in range(4)], ops_alone(found)
+    assert alone == {0, 1, 2}
+    cut = cut_into_parts(found, home, alone, set(), in_stages=True)
+    assert cut == [[0, 1, 2], [3]]
 
 
 def test_rows_of_two_products_by_group_do_not_come_one_after_the_other() -> None:

@@ -1,6 +1,7 @@
 """The frontier's rows, their JSON, its tables and its bars, on a step that is tiny."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -302,6 +303,48 @@ def swept(*costs: float) -> list[Row]:
 )
 def test_bars_tell_reached_from_missed(rows, line):
     assert line in frontier_bars.summary(rows)
+
+
+def timed(*seconds: float) -> list[Row]:
+    """One policy that takes a second in each round, and coop at its bytes."""
+    return [
+        Row("m", CHECKPOINT, "p", None, 50, seconds=(1.0,) * len(seconds)),
+        Row("m", COOP, "p", 50, 50, seconds=seconds),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (
+            timed(1.3, 1.1, 1.2, 1.1, 1.2, 1.4),
+            "MISS  {}: m coop p by at least 10.0% of 1",
+        ),
+        (timed(1.3, 0.9, 1.2, 1.1, 1.2, 1.4), "pass  {}: none of 1"),
+        (timed(1.3, 1.1, 1.2, 1.1, 1.2), "n/a   {}: not measured"),
+    ],
+)
+def test_few_rounds_tell_a_time_from_the_policys_by_chance(rows, line):
+    said = line.format("times over a policy's, with 95% confidence")
+    assert said in frontier_bars.summary(rows)
+
+
+@pytest.mark.parametrize("rounds", range(6, 13))
+def test_the_interval_of_a_median_is_the_narrowest_that_holds_it_often(rounds):
+    """Against all ways in which each of the ratios may lie on either side of it."""
+    ratios = [1 + k for k in range(rounds)]
+    interval = Row("m", COOP, seconds=tuple(ratios)).time_interval(
+        Row("m", CHECKPOINT, seconds=(1.0,) * rounds)
+    )
+    assert interval is not None
+    outside = ratios.index(int(interval[0]))
+    assert interval[1] == ratios[-1 - outside]
+    below = [sum(sides) for sides in itertools.product((0, 1), repeat=rounds)]
+
+    def missed(k: int) -> float:
+        return sum(n <= k or n >= rounds - k for n in below) / len(below)
+
+    assert missed(outside) <= 0.05 < missed(outside + 1)
 
 
 def test_a_policy_whose_bytes_were_not_reached_is_a_miss():
