@@ -1,6 +1,7 @@
 """The loop around a planner: what is asked for where a first way leads nowhere."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -200,6 +201,30 @@ def test_near_the_smallest_of_several_plans_the_least_bytes_times_cost_is_compil
     bench.near_floor(QUICK)
     assert len(found) == len(costs)
     assert [c.positions for c in bench.candidates[known:]] == [found[1].positions]
+
+
+def test_near_the_smallest_after_a_miss_as_much_less_than_that_plan_is_aimed_at(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A plan may leave some of what was aimed at, and XLA adds to what it takes."""
+    bench, aims, unused = workbench(), [], 1000
+    floor = bench.floor(QUICK)
+    room = int(1.05 * floor.memory.total) - bench.unplanned.fixed
+    over = room // 50
+
+    def cheapest(aim, shares, effort):
+        aims.append(aim)
+        return SimpleNamespace(size=aim - unused, cost=0.1 * floor.cost)
+
+    def compiled(planned):
+        memory = replace(floor.memory, temp=room + over)
+        return replace(floor, memory=memory, predicted=planned.size)
+
+    monkeypatch.setattr(bench, "_cheapest_near", cheapest)
+    monkeypatch.setattr(bench, "_compile", compiled)
+    bench.near_floor(QUICK)
+    first, second = aims
+    assert second == first - unused - over - room // 200
 
 
 def test_where_there_can_be_a_watershed_the_smallest_plans_have_none():

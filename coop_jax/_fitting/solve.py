@@ -118,7 +118,7 @@ class Workbench(Bench):
             found = self._compile(planned)
             if (over := found.memory.temp - room) <= 0:
                 break
-            aim -= over
+            aim = min(aim, found.predicted) - over - least_margin(room)
         return min(self._fitting(budget), key=lambda c: c.bytes_times_cost)
 
     def _cheapest_near(
